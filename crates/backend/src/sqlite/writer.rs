@@ -1,0 +1,202 @@
+//! The writing thread: takes what is queued and commits it together.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crossbeam_channel::Receiver;
+use rusqlite::Connection;
+use tenure_clock::{Clock, Monotonic};
+use tokio::sync::{oneshot, watch};
+
+use super::file::{failure, wait_for_locks_until};
+use crate::{Error, Kind, Result};
+
+/// Most writes in one commit. Bounds how long the file stays locked for other processes.
+const GROUP_MAX: usize = 512;
+
+/// Whether a job was begun, or given up before that: the difference between `Unknown` and
+/// `Unavailable` for a caller whose time is over.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Stage(Arc<AtomicU8>);
+
+const QUEUED: u8 = 0;
+const BEGUN: u8 = 1;
+const CANCELLED: u8 = 2;
+
+impl Stage {
+    /// True if the job will never run.
+    pub(super) fn cancel(&self) -> bool {
+        self.0.compare_exchange(QUEUED, CANCELLED, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    fn begin(&self) -> bool {
+        self.0.compare_exchange(QUEUED, BEGUN, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// Tells the caller how the commit that its work was part of went.
+type Conclude = Box<dyn FnOnce(Result<()>)>;
+
+type Run = Box<dyn FnOnce(Result<&Connection>) -> Ran + Send>;
+
+struct Ran {
+    failed: bool,
+    conclude: Conclude,
+}
+
+/// One piece of work and whoever waits for it.
+pub(super) struct WriteJob {
+    by: Monotonic,
+    stage: Stage,
+    run: Run,
+}
+
+impl WriteJob {
+    pub(super) fn new<T: Send + 'static>(
+        by: Monotonic,
+        stage: Stage,
+        work: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+        answer: oneshot::Sender<Result<T>>,
+    ) -> Self {
+        let run: Run = Box::new(move |connection| {
+            let result = connection.and_then(work);
+            let failed = result.is_err();
+            let conclude: Conclude = Box::new(move |committed| {
+                // The caller may have gone; then nobody wants the answer.
+                let _ = answer.send(match committed {
+                    Ok(()) => result,
+                    // What failed by itself failed for its own reason.
+                    Err(error) => result.and(Err(error)),
+                });
+            });
+            Ran { failed, conclude }
+        });
+        Self { by, stage, run }
+    }
+
+    /// Answers without having run.
+    fn refuse(self, error: Error) {
+        (self.run)(Err(error)).conclude_with(Ok(()));
+    }
+}
+
+impl Ran {
+    fn conclude_with(self, committed: Result<()>) {
+        (self.conclude)(committed);
+    }
+}
+
+/// Serves the queue until its other end is dropped.
+pub(super) fn run(
+    connection: &Connection,
+    queue: &Receiver<WriteJob>,
+    path: &Path,
+    clock: &Arc<dyn Clock>,
+    committed: &watch::Sender<u64>,
+) {
+    while let Ok(first) = queue.recv() {
+        let group = std::iter::once(first).chain(queue.try_iter()).take(GROUP_MAX).collect();
+        commit_together(connection, group, path, clock);
+        committed.send_modify(|commits| *commits += 1);
+    }
+}
+
+fn commit_together(connection: &Connection, group: Vec<WriteJob>, path: &Path, clock: &Arc<dyn Clock>) {
+    let now = clock.monotonic();
+    let (group, late): (Vec<_>, Vec<_>) = group.into_iter().partition(|job| job.by > now);
+    for job in late {
+        job.refuse(Error::unavailable(format!("{}: the write was not begun in time", path.display())));
+    }
+    let Some(patience) = group.iter().map(|job| job.by).max() else { return };
+    wait_for_locks_until(clock.clone(), patience);
+    if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
+        for job in group {
+            job.refuse(failure(path, &error));
+        }
+        return;
+    }
+
+    let alone = group.len() == 1;
+    let mut ran = Vec::with_capacity(group.len());
+    for job in group {
+        if !job.stage.begin() {
+            continue;
+        }
+        let outcome = run_one(connection, job.run, alone);
+        let lost = connection.is_autocommit();
+        ran.push(outcome);
+        if lost {
+            // SQLite gave up the whole transaction (disk full, I/O error): nothing of it stays.
+            break;
+        }
+    }
+    let committed = if connection.is_autocommit() {
+        Err(Lost { unknown: false, why: "the transaction was rolled back: is the disk full?".into() })
+    } else {
+        commit(connection, path)
+    };
+    for outcome in ran {
+        outcome.conclude_with(match &committed {
+            Ok(()) => Ok(()),
+            Err(lost) => Err(lost.error(path)),
+        });
+    }
+}
+
+fn commit(connection: &Connection, path: &Path) -> Result<(), Lost> {
+    let Err(error) = connection.prepare_cached("COMMIT").and_then(|mut commit| commit.execute([])) else {
+        return Ok(());
+    };
+    // The rollback of a commit that failed may fail too; the next BEGIN would then say so.
+    let _ = connection.execute_batch("ROLLBACK");
+    // After an I/O error the commit may stand in the log, unseen by readers, and come to life in a
+    // recovery. Another commit takes its place in the log; only if that fails too is it unknown.
+    let unknown = error.sqlite_error_code() == Some(rusqlite::ErrorCode::SystemIoFailure)
+        && overwrite_log_tail(connection).is_err();
+    Err(Lost { unknown, why: failure(path, &error).chain() })
+}
+
+/// Commits something that changes nothing but takes a place in the log.
+fn overwrite_log_tail(connection: &Connection) -> rusqlite::Result<()> {
+    let format: i32 = connection.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    connection.pragma_update(None, "user_version", format)
+}
+
+/// Runs one job so that its failure leaves the others' work and nothing of its own.
+fn run_one(connection: &Connection, run: Run, alone: bool) -> Ran {
+    let statement = |sql| {
+        // A failure here is SQLite having given up the transaction, which the caller checks for.
+        let _ = connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
+    };
+    if alone {
+        let ran = run(Ok(connection));
+        if ran.failed && !connection.is_autocommit() {
+            statement("ROLLBACK");
+            statement("BEGIN IMMEDIATE");
+        }
+        return ran;
+    }
+    statement("SAVEPOINT one");
+    let ran = run(Ok(connection));
+    if !connection.is_autocommit() {
+        if ran.failed {
+            statement("ROLLBACK TO one");
+        }
+        statement("RELEASE one");
+    }
+    ran
+}
+
+/// Why a commit did not happen, to be told to each of those who were in it.
+struct Lost {
+    unknown: bool,
+    why: String,
+}
+
+impl Lost {
+    fn error(&self, path: &Path) -> Error {
+        let kind = if self.unknown { Kind::Unknown } else { Kind::Unavailable };
+        Error::new(kind, format!("commit {}", path.display())).because(self.why.clone())
+    }
+}
