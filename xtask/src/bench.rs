@@ -1,0 +1,54 @@
+//! `xtask bench`: a benchmark program of one crate, with the services it measures.
+//!
+//! stdout is the program's alone (JSON lines under `--json`); everything else goes to stderr.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Result, ensure};
+
+use crate::cache::Cache;
+use crate::child;
+use crate::services::{Instances, Kind};
+use crate::setup;
+use crate::workspace::cargo;
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Subject {
+    /// Conditional writes per second, per backend.
+    Store,
+    /// Records per second, per backend.
+    Stream,
+}
+
+pub(crate) struct Selection {
+    pub(crate) subject: Subject,
+    pub(crate) json: bool,
+    pub(crate) embedded: bool,
+    pub(crate) extra: Vec<String>,
+}
+
+pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
+    setup::ensure(cache, setup::needs(selection.embedded))?;
+    let built = child::run(program(&selection).arg("--no-run"))?;
+    ensure!(built.success(), "the build failed: cargo's messages are above");
+
+    let services = Instances::of(cache).up_for_this_run("bench", Kind::wanted(selection.embedded))?;
+    let mut measure = program(&selection);
+    services.hand_to(&mut measure);
+    measure.arg("--").args(selection.json.then_some("--json")).args(&selection.extra);
+    let measured = child::run(&mut measure)?;
+    services.down()?;
+    Ok(if measured.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn program(selection: &Selection) -> Command {
+    let (package, bench) = match selection.subject {
+        Subject::Store => ("tenure-store", "store"),
+        Subject::Stream => ("tenure-stream", "stream"),
+    };
+    let mut command = cargo(["bench", "--package", package, "--bench", bench]);
+    if !selection.embedded {
+        command.arg("--all-features");
+    }
+    command
+}

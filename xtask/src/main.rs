@@ -1,0 +1,226 @@
+//! The chores of the workspace, as `cargo xtask <chore>`.
+//!
+//! A chore installs and starts what it needs by itself, so that a clone and a Rust toolchain are
+//! enough. This file only reads arguments; each chore is a module of its name.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a tool that drives real processes in real time: nothing here is simulated"
+)]
+
+mod bench;
+mod cache;
+mod child;
+mod demo;
+mod interrupt;
+mod progress;
+mod proxy;
+mod services;
+mod setup;
+mod test;
+mod verify;
+mod workspace;
+
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::cache::Cache;
+use crate::services::{Instances, Kind};
+
+/// Chores of the Tenure workspace: set-up, local services, tests, checks, benchmarks.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    chore: Chore,
+}
+
+#[derive(Subcommand)]
+enum Chore {
+    /// Install what is missing: Debian packages, emulators, cargo-nextest.
+    ///
+    /// Safe to repeat. Without root it prints the commands to run and fails if something is
+    /// missing. Emulators land in $TENURE_CACHE (default ~/.cache/tenure).
+    Setup {
+        /// Only what the embedded tests need: Postgres, cargo-nextest, a C compiler.
+        #[arg(long)]
+        embedded: bool,
+    },
+    /// Scratch servers on loopback: Postgres and the DynamoDB and Kinesis emulators.
+    Services {
+        #[command(subcommand)]
+        verb: ServicesVerb,
+    },
+    /// Set up, start services, run all tests and doc tests, stop services.
+    Test {
+        /// Default features and Postgres only: no Java, no Node, no AWS SDK.
+        #[arg(long)]
+        embedded: bool,
+        /// Sets TENURE_LONG=1: tests raise their iteration counts.
+        #[arg(long)]
+        long: bool,
+        /// Passed to `cargo nextest run`; doc tests are left out then.
+        #[arg(last = true)]
+        nextest: Vec<String>,
+    },
+    /// Format, clippy, docs, each feature alone, purity of the machines; changes nothing.
+    Verify {
+        /// Also `cargo deny check bans licenses sources`.
+        ///
+        /// Not part of the plain run because building cargo-deny takes minutes. Advisories are
+        /// left out: their database is not in a package registry.
+        #[arg(long)]
+        deny: bool,
+    },
+    /// Measure one crate against live services; with --json, stdout is JSON lines only.
+    Bench {
+        subject: bench::Subject,
+        #[arg(long)]
+        json: bool,
+        /// Default features and Postgres only.
+        #[arg(long)]
+        embedded: bool,
+        /// Passed to the benchmark, from the first word on that is not ours.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        extra: Vec<String>,
+    },
+    /// Run the fault proxy by hand.
+    #[command(disable_help_flag = true)]
+    Proxy {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Build Tenure and run `tenure demo`.
+    #[command(disable_help_flag = true)]
+    Demo {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+#[derive(Subcommand)]
+enum ServicesVerb {
+    /// Start what is not running, after installing what is missing.
+    Up {
+        /// Only Postgres.
+        #[arg(long)]
+        embedded: bool,
+        #[command(flatten)]
+        instance: InstanceName,
+    },
+    /// Stop everything this instance started and remove its files.
+    Down {
+        #[command(flatten)]
+        instance: InstanceName,
+    },
+    /// Say which services are alive; fails when one is dead or none was started.
+    Status {
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        instance: InstanceName,
+    },
+    /// Print `export` lines for the tests: `eval "$(cargo xtask services env)"`.
+    Env {
+        #[command(flatten)]
+        instance: InstanceName,
+    },
+    /// Take the instance down when standard input closes.
+    #[command(hide = true)]
+    Guard {
+        #[command(flatten)]
+        instance: InstanceName,
+    },
+}
+
+#[derive(Args)]
+struct InstanceName {
+    /// Which set of services; several can run side by side.
+    #[arg(long, default_value = "default", value_parser = services::parse_name)]
+    name: String,
+}
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().chore) {
+        Ok(code) => code,
+        Err(error) if interrupt::requested() => {
+            eprintln!("stopped: {error:#}");
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(chore: Chore) -> anyhow::Result<ExitCode> {
+    let cache = Cache::locate()?;
+    interrupt::watch()?;
+    match chore {
+        Chore::Setup { embedded } => {
+            setup::ensure(&cache, setup::needs(embedded))?;
+            eprintln!("set-up is complete");
+        }
+        Chore::Services { verb } => return run_services(&cache, verb),
+        Chore::Test { embedded, long, nextest } => {
+            return test::run(&cache, test::Selection { embedded, long, nextest });
+        }
+        Chore::Verify { deny } => return verify::run(&cache, deny),
+        Chore::Bench { subject, json, embedded, extra } => {
+            return bench::run(&cache, bench::Selection { subject, json, embedded, extra });
+        }
+        Chore::Proxy { arguments } => return Err(proxy::exec(&arguments)),
+        Chore::Demo { arguments } => return Err(demo::exec(&cache, &arguments)),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_services(cache: &Cache, verb: ServicesVerb) -> anyhow::Result<ExitCode> {
+    let instances = Instances::of(cache);
+    match verb {
+        ServicesVerb::Up { embedded, instance } => {
+            setup::ensure(cache, setup::needs(embedded))?;
+            instances.up_to_stay(&instance.name, Kind::wanted(embedded))?;
+        }
+        ServicesVerb::Down { instance } => instances.lock()?.down(&instance.name)?,
+        ServicesVerb::Status { json, instance } => {
+            return services::status(&instances, &instance.name, json);
+        }
+        ServicesVerb::Env { instance } => services::print_environment(&instances, &instance.name)?,
+        ServicesVerb::Guard { instance } => services::guard(&instances, &instance.name)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Chore {
+        let words = std::iter::once("xtask").chain(line.split(' '));
+        Arguments::try_parse_from(words).unwrap_or_else(|error| panic!("{error}")).chore
+    }
+
+    #[test]
+    fn the_demo_gets_its_arguments_untouched() {
+        let Chore::Demo { arguments } = parse("demo --seconds 20 --json --help") else { panic!() };
+        assert_eq!(arguments, ["--seconds", "20", "--json", "--help"]);
+    }
+
+    #[test]
+    fn a_benchmark_gets_what_is_not_ours() {
+        let Chore::Bench { json, embedded, extra, .. } = parse("bench store --json --runs 3") else {
+            panic!()
+        };
+        assert!(json && !embedded);
+        assert_eq!(extra, ["--runs", "3"]);
+    }
+
+    #[test]
+    fn nextest_arguments_follow_two_dashes() {
+        let Chore::Test { long, nextest, .. } = parse("test --long -- -E test(race)") else { panic!() };
+        assert!(long);
+        assert_eq!(nextest, ["-E", "test(race)"]);
+    }
+}

@@ -1,0 +1,75 @@
+//! `xtask test`: what CI runs, against services of its own that end with it.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::{Result, ensure};
+
+use crate::cache::Cache;
+use crate::child;
+use crate::services::{Instances, Kind};
+use crate::setup;
+use crate::workspace::cargo;
+
+pub(crate) struct Selection {
+    pub(crate) embedded: bool,
+    pub(crate) long: bool,
+    pub(crate) nextest: Vec<String>,
+}
+
+/// Runs everything even after a failure, so that one run tells all that is wrong.
+pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
+    setup::ensure(cache, setup::needs(selection.embedded))?;
+    build(&selection)?;
+    let instances = Instances::of(cache);
+    let services = instances.up_for_this_run("test", Kind::wanted(selection.embedded))?;
+    let run = |command: &mut Command| {
+        services.hand_to(command);
+        if selection.long {
+            command.env("TENURE_LONG", "1");
+        }
+        eprintln!("running: {}", child::describe(command));
+        child::run(command)
+    };
+
+    let tests = run(nextest(&selection).args(&selection.nextest))?;
+    let doc_tests = match selection.nextest.is_empty() {
+        true => Some(run(&mut with_features(cargo(["test", "--workspace", "--doc"]), &selection))?),
+        false => None,
+    };
+    services.down()?;
+
+    let failed = [("tests", Some(tests)), ("doc tests", doc_tests)]
+        .into_iter()
+        .filter(|(_, status)| status.is_some_and(|status| !status.success()))
+        .map(|(name, _)| name)
+        .collect::<Vec<_>>();
+    if failed.is_empty() {
+        return Ok(ExitCode::SUCCESS);
+    }
+    eprintln!("failed: {}", failed.join(", "));
+    Ok(ExitCode::FAILURE)
+}
+
+/// Compiles before any service starts: a typing error should not cost a Java start.
+///
+/// The binaries that tests start come with it, built with the tests' features; a `cargo build` of
+/// their own would compile the SDK a second time.
+fn build(selection: &Selection) -> Result<()> {
+    let mut command = nextest(selection);
+    command.arg("--no-run");
+    eprintln!("building: {}", child::describe(&command));
+    let status = child::run(&mut command)?;
+    ensure!(status.success(), "the build failed: cargo's messages are above");
+    Ok(())
+}
+
+fn nextest(selection: &Selection) -> Command {
+    with_features(cargo(["nextest", "run", "--workspace"]), selection)
+}
+
+fn with_features(mut command: Command, selection: &Selection) -> Command {
+    if !selection.embedded {
+        command.arg("--all-features");
+    }
+    command
+}
