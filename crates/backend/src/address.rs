@@ -42,10 +42,18 @@ impl Address {
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut options = BTreeMap::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let Some((name, value)) = pair.split_once('=') else {
-                return Err(Error::invalid(format!("address option `{pair}` has no value: {shape}")));
+            let (name, value) =
+                pair.split_once('=').map_or((pair, None), |(name, value)| (name, Some(value)));
+            // It may be the end of a password that holds a `?`, so it is not shown.
+            if !name.chars().all(|c| c.is_ascii_alphanumeric() || "_-.".contains(c)) {
+                return Err(Error::invalid(
+                    "an address option's name is not a word: write a `?` that is no separator as %3F",
+                ));
+            }
+            let Some(value) = value else {
+                return Err(Error::invalid(format!("address option `{name}` has no value: {shape}")));
             };
-            if options.insert(name.to_owned(), percent_decoded(value)?).is_some() {
+            if options.insert(name.to_owned(), percent_decoded(name, value)?).is_some() {
                 return Err(Error::invalid(format!("address option `{name}` is given twice: keep one")));
             }
         }
@@ -132,14 +140,13 @@ impl Address {
     }
 
     fn masked_place(&self) -> String {
-        // user:password@host → user:***@host
-        match self.place.rsplit_once('@') {
-            Some((credentials, host)) => match credentials.rsplit_once(':') {
-                Some((user, _)) if user != "/" && !user.ends_with('/') => format!("{user}:***@{host}"),
-                _ => self.place.clone(),
-            },
-            None => self.place.clone(),
-        }
+        // //user:password@host → //user:***@host; a password may hold any sign, the user no colon.
+        let masked = self.place.strip_prefix("//").and_then(|rest| {
+            let (credentials, host) = rest.rsplit_once('@')?;
+            let (user, _) = credentials.split_once(':')?;
+            Some(format!("//{user}:***@{host}"))
+        });
+        masked.unwrap_or_else(|| self.place.clone())
     }
 }
 
@@ -161,7 +168,9 @@ impl fmt::Display for Address {
         write!(f, "{}:{}", self.scheme, self.masked_place())?;
         for (index, (name, value)) in self.options.iter().enumerate() {
             let separator = if index == 0 { '?' } else { '&' };
-            let shown = if name.contains("pass") || name.contains("secret") { "***" } else { value };
+            // With an at in it, it may be the end of a password that holds a `?`.
+            let secret = name.contains("pass") || name.contains("secret") || value.contains('@');
+            let shown = if secret { "***" } else { value };
             write!(f, "{separator}{name}={shown}")?;
         }
         Ok(())
@@ -174,11 +183,11 @@ impl fmt::Debug for Address {
     }
 }
 
-fn percent_decoded(text: &str) -> Result<String> {
+fn percent_decoded(name: &str, text: &str) -> Result<String> {
     if !text.contains('%') {
         return Ok(text.to_owned());
     }
-    let bad = || Error::invalid(format!("address option value `{text}` has a bad %-escape: write %25 for %"));
+    let bad = || Error::invalid(format!("address option `{name}` has a bad %-escape: write %25 for %"));
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -235,7 +244,18 @@ mod tests {
     fn passwords_are_not_shown() {
         let shown = format!("{:?}", parsed("postgres://ann:s3cret@db/app?sslpassword=s3cret"));
         assert_eq!(shown, "Address(postgres://ann:***@db/app?sslpassword=***)");
+        assert_eq!(parsed("postgres://ann:a:b@c@db/app").to_string(), "postgres://ann:***@db/app");
         assert_eq!(parsed("postgres://ann@db/app").to_string(), "postgres://ann@db/app");
         assert_eq!(parsed("sqlite:/a@b.db").to_string(), "sqlite:/a@b.db");
+        assert_eq!(parsed("postgres://:s3cret@db").to_string(), "postgres://:***@db");
+        assert!(!parsed("postgres://ann:a?b=s3cret@db/app").to_string().contains("s3cret"));
+        for bad in [
+            "postgres://ann:a?s3cret@db/app",
+            "postgres://ann:a?s3cret@db/app?b=c",
+            "postgres://db/app?password=s3cret%zz",
+        ] {
+            let message = Address::parse(bad).unwrap_err().chain();
+            assert!(!message.contains("s3cret"), "{message}");
+        }
     }
 }
