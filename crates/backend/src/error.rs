@@ -21,9 +21,11 @@ pub enum Kind {
     Corrupt,
 }
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Kind {
+    /// One lowercase word, for messages and metric labels.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Fenced => "fenced",
             Self::Unknown => "unknown",
             Self::Throttled => "throttled",
@@ -31,7 +33,13 @@ impl fmt::Display for Kind {
             Self::Denied => "denied",
             Self::Invalid => "invalid",
             Self::Corrupt => "corrupt",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -7,7 +7,7 @@ use std::future::Future;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tenure_backend::{Kind, Result};
+use tenure_backend::Result;
 use tenure_clock::{Clock, Monotonic};
 use tracing::Instrument;
 
@@ -46,7 +46,7 @@ impl<S: Store> Instrumented<S> {
         let result = call.instrument(tracing::debug_span!("store", op, table)).await;
         let outcome = match &result {
             Ok(answer) => outcome(answer),
-            Err(error) => kind_name(error.kind()),
+            Err(error) => error.kind().name(),
         };
         metrics::counter!("tenure_store_calls_total", "op" => op, "outcome" => outcome).increment(1);
         metrics::histogram!("tenure_store_call_seconds", "op" => op)
@@ -64,18 +64,6 @@ const fn written(written: &Written) -> &'static str {
     match written {
         Written::Applied(_) => "ok",
         Written::Refused(_) => "refused",
-    }
-}
-
-const fn kind_name(kind: Kind) -> &'static str {
-    match kind {
-        Kind::Fenced => "fenced",
-        Kind::Unknown => "unknown",
-        Kind::Throttled => "throttled",
-        Kind::Unavailable => "unavailable",
-        Kind::Denied => "denied",
-        Kind::Invalid => "invalid",
-        Kind::Corrupt => "corrupt",
     }
 }
 

@@ -1,0 +1,111 @@
+//! The commands, and what is made ready before one runs.
+
+pub(crate) mod completions;
+pub(crate) mod config;
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod init;
+pub(crate) mod man;
+pub(crate) mod store;
+pub(crate) mod stream;
+
+use std::process::ExitCode;
+
+use tenure_backend::Env;
+
+use crate::arguments::{Arguments, Command, Global};
+use crate::context::Context;
+use crate::failure::misuse;
+use crate::output::Output;
+use crate::settings::{self, Loaded, Settings};
+use crate::{logging, serving};
+
+/// Runs the command and answers the exit status.
+///
+/// # Errors
+/// What `failure::report` makes a line and a status of.
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let Arguments { global, command } = arguments;
+    if global.metrics.is_some() && !command.is_long_running() {
+        return Err(misuse(
+            "--metrics is for commands that stay: store watch, stream tail --follow, stream put --lines",
+        ));
+    }
+    if global.json && matches!(&command, Command::Completions(_) | Command::Man(man::Args { out: None })) {
+        return Err(misuse("--json does not fit here: a script or a page is printed as it is"));
+    }
+    // These need no settings, and help to mend them.
+    let out = Output::new(global.json);
+    let done = match command {
+        Command::Init(args) => init::run(args, &out),
+        Command::Completions(args) => completions::run(&args, &out),
+        Command::Man(args) => man::run(&args, &out),
+        Command::Config(args) => config::run(&args, load(&global), &out),
+        Command::Demo(args) => {
+            begin_to_log(&global)?;
+            return demo::run(args, global.json).await;
+        }
+        Command::DemoWorker(args) => {
+            begin_to_log(&global)?;
+            return demo::run_worker(args).await;
+        }
+        Command::Doctor(args) => {
+            begin_to_log(&global)?;
+            let doctor = doctor::Doctor { env: Env::system(), timeout: global.timeout, out: &out };
+            doctor.run(&args, load(&global)).await
+        }
+        Command::Store(args) => {
+            let context = open(&global, out, args.is_long_running())?;
+            let code = store::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+        Command::Stream(args) => {
+            let context = open(&global, out, args.is_long_running())?;
+            let code = stream::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+    };
+    let code = done?;
+    out.flush()?;
+    Ok(code)
+}
+
+impl Command {
+    /// Whether the command stays until it is asked to end.
+    const fn is_long_running(&self) -> bool {
+        match self {
+            Self::Store(args) => args.is_long_running(),
+            Self::Stream(args) => args.is_long_running(),
+            _ => false,
+        }
+    }
+}
+
+fn load(global: &Global) -> anyhow::Result<Loaded> {
+    settings::load(global.config.as_deref(), std::env::vars_os(), global.flags())
+}
+
+/// Logs as the settings say, or, while they cannot be read, as the flags say.
+fn begin_to_log(global: &Global) -> anyhow::Result<()> {
+    let settings = match load(global) {
+        Ok(loaded) => loaded.settings,
+        Err(_) => {
+            let mut settings = Settings::default();
+            settings.log.format = global.log_format.unwrap_or_default();
+            if let Some(filter) = &global.log {
+                settings.log.filter.clone_from(filter);
+            }
+            settings
+        }
+    };
+    logging::begin(&settings.log)
+}
+
+fn open(global: &Global, out: Output, long_running: bool) -> anyhow::Result<Context> {
+    let settings = load(global)?.settings;
+    logging::begin(&settings.log)?;
+    if long_running && let Some(listen) = settings.metrics.listen {
+        serving::begin(listen)?;
+    }
+    Ok(Context { settings, env: Env::system(), timeout: global.timeout, out })
+}

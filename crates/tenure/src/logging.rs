@@ -1,0 +1,32 @@
+//! Tracing to standard error, as text or as JSON lines.
+
+use std::io::{self, IsTerminal};
+
+use anyhow::anyhow;
+use tracing_subscriber::EnvFilter;
+
+use crate::settings::{Log, LogFormat};
+
+/// Begins to log. Call it once.
+///
+/// # Errors
+/// If the filter does not read, or logging has begun already.
+pub(crate) fn begin(log: &Log) -> anyhow::Result<()> {
+    let filter = filter(&log.filter).map_err(crate::failure::misuse)?;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    match log.format {
+        LogFormat::Text => lines.with_ansi(io::stderr().is_terminal()).try_init(),
+        LogFormat::Json => lines.json().try_init(),
+    }
+    .map_err(|error| anyhow!("begin to log: {error}"))
+}
+
+/// Reads a filter such as `warn` or `info,tenure_store=debug`.
+///
+/// # Errors
+/// A message that says what was expected.
+pub(crate) fn filter(text: &str) -> Result<EnvFilter, String> {
+    EnvFilter::try_new(text).map_err(|error| {
+        format!("log filter `{text}` does not read ({error}): write a level (error, warn, info, debug, trace, off), or target=level, separated by commas")
+    })
+}

@@ -1,0 +1,38 @@
+//! `tenure`, the binary: each command parses, opens a store or a stream, calls the library, and prints.
+//!
+//! - `arguments.rs` is the command line; `settings/` is `tenure.toml`, environment and flags, merged.
+//! - `context.rs` is what every command gets; `output.rs` prints text or JSON lines.
+//! - `failure.rs` is the one place that knows exit statuses.
+//! - `commands/` has a file per command.
+
+mod arguments;
+mod attribute;
+mod commands;
+mod context;
+mod duration;
+mod failure;
+mod item_text;
+mod logging;
+mod output;
+mod serving;
+mod settings;
+mod shutdown;
+mod timestamp;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::arguments::Arguments;
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return failure::report(&anyhow::Error::new(error).context("start the runtime")),
+    };
+    let code = runtime.block_on(commands::run(arguments)).unwrap_or_else(|error| failure::report(&error));
+    // A thread may be waiting for a line of standard input that never comes.
+    runtime.shutdown_background();
+    code
+}

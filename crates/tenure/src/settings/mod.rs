@@ -1,0 +1,202 @@
+//! What `tenure.toml`, the environment and flags decide.
+//!
+//! One precedence, the later winning: defaults, the file, `TENURE__SECTION__KEY` in the environment,
+//! the flag. [`load`] merges them and remembers where each value came from.
+
+mod address_text;
+mod layers;
+mod template;
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use address_text::AddressText;
+pub(crate) use layers::{Flag, Loaded, load};
+pub(crate) use template::{Preset, template};
+
+/// Everything that can be set. As JSON it is for showing: passwords are masked.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Settings {
+    /// Where rows live.
+    pub(crate) store: Store,
+    /// Where records live.
+    pub(crate) stream: Stream,
+    /// What is logged to standard error, and how.
+    pub(crate) log: Log,
+    /// What is served to Prometheus.
+    pub(crate) metrics: Metrics,
+    /// The database whose changes are captured.
+    pub(crate) postgres: Database,
+}
+
+/// `[store]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Store {
+    /// The store's address. Default: `sqlite:./tenure.db`, relative to the working directory.
+    pub(crate) url: AddressText,
+}
+
+/// `[stream]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Stream {
+    /// The stream's address. Default: `sqlite:./tenure.db`, kept in the file `./tenure.db-stream`.
+    pub(crate) url: AddressText,
+}
+
+/// `[log]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Log {
+    /// `text` or `json`. Default: `text`.
+    pub(crate) format: LogFormat,
+    /// A level, or `target=level` pairs separated by commas. Default: `warn`.
+    pub(crate) filter: String,
+}
+
+/// How log lines are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl LogFormat {
+    /// The word that stands for it in a file.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}
+
+/// `[metrics]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Metrics {
+    /// Address and port at which long-running commands serve `/metrics`. Default: none.
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// `[postgres]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Database {
+    /// The database's address. Default: none, and `tenure doctor` checks no database.
+    pub(crate) url: Option<AddressText>,
+}
+
+impl Default for Store {
+    fn default() -> Self {
+        Self { url: AddressText::embedded() }
+    }
+}
+
+impl Default for Stream {
+    fn default() -> Self {
+        Self { url: AddressText::embedded() }
+    }
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self { format: LogFormat::Text, filter: "warn".to_owned() }
+    }
+}
+
+/// One thing that can be set, by its place in the file.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    /// The table of the file.
+    pub(crate) section: &'static str,
+    /// The key in it.
+    pub(crate) name: &'static str,
+}
+
+/// All of them. A test compares them with [`Settings`].
+pub(crate) const KEYS: [Key; 6] = [
+    Key { section: "store", name: "url" },
+    Key { section: "stream", name: "url" },
+    Key { section: "log", name: "format" },
+    Key { section: "log", name: "filter" },
+    Key { section: "metrics", name: "listen" },
+    Key { section: "postgres", name: "url" },
+];
+
+impl Key {
+    /// `section.name`.
+    pub(crate) fn path(&self) -> String {
+        format!("{}.{}", self.section, self.name)
+    }
+
+    /// `TENURE__SECTION__NAME`.
+    pub(crate) fn variable(&self) -> String {
+        format!("TENURE__{}__{}", self.section.to_uppercase(), self.name.to_uppercase())
+    }
+
+    /// The key with this path.
+    pub(crate) fn at(path: &str) -> Option<&'static Self> {
+        KEYS.iter().find(|key| key.path() == path)
+    }
+}
+
+impl Settings {
+    /// What no single value shows to be wrong: the key at fault, and what to do.
+    ///
+    /// # Errors
+    /// The first mistake found.
+    pub(crate) fn validate(&self) -> Result<(), (&'static Key, String)> {
+        let at = |path| Key::at(path).unwrap_or(&KEYS[0]);
+        crate::logging::filter(&self.log.filter).map_err(|message| (at("log.filter"), message))?;
+        match self.postgres.url.as_ref().map(AddressText::scheme) {
+            None | Some("postgres" | "postgresql") => Ok(()),
+            Some(scheme) => Err((
+                at("postgres.url"),
+                format!("`{scheme}:` is no database: write postgres://user@host:port/database"),
+            )),
+        }
+    }
+
+    /// The value of a key as it may be shown: masked, and absent if there is none.
+    pub(crate) fn shown(&self, key: &Key) -> Option<String> {
+        let all = serde_json::to_value(self).unwrap_or_default();
+        all[key.section][key.name].as_str().map(str::to_owned)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_are_those_of_the_settings() {
+        let all = serde_json::to_value(Settings::default()).unwrap();
+        let mut found = Vec::new();
+        for (section, keys) in all.as_object().unwrap() {
+            found.extend(keys.as_object().unwrap().keys().map(|name| format!("{section}.{name}")));
+        }
+        let mut listed: Vec<_> = KEYS.iter().map(Key::path).collect();
+        found.sort();
+        listed.sort();
+        assert_eq!(found, listed);
+    }
+
+    #[test]
+    fn what_a_value_alone_does_not_show_is_validated() {
+        let mut settings = Settings::default();
+        assert_eq!(settings.validate(), Ok(()));
+        settings.log.filter = "tenure=loud".to_owned();
+        assert!(settings.validate().unwrap_err().1.contains("tenure=loud"));
+        settings = Settings::default();
+        settings.postgres.url = Some("sqlite:x".parse().unwrap());
+        assert_eq!(settings.validate().unwrap_err().0.path(), "postgres.url");
+    }
+}

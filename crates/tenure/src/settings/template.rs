@@ -1,0 +1,127 @@
+//! The commented `tenure.toml` that `tenure init` writes.
+
+/// What the file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Preset {
+    /// Rows and records in SQLite files beside it: one machine, nothing to install.
+    Embedded,
+    /// Rows in DynamoDB, records in Kinesis.
+    Aws,
+    /// Rows in Postgres, records in Kinesis.
+    Mixed,
+}
+
+impl Preset {
+    const fn summary(self) -> &'static str {
+        match self {
+            Self::Embedded => "embedded: rows and records in SQLite files, nothing else to run",
+            Self::Aws => "AWS: rows in DynamoDB, records in Kinesis (needs a build with `--features aws`)",
+            Self::Mixed => {
+                "mixed: rows in Postgres, records in Kinesis (needs a build with `--features aws`)"
+            }
+        }
+    }
+
+    const fn store(self) -> &'static str {
+        match self {
+            Self::Embedded => "sqlite:./tenure.db",
+            Self::Aws => "dynamodb:?region=eu-west-1",
+            Self::Mixed => "postgres://tenure@localhost:5432/tenure",
+        }
+    }
+
+    const fn stream(self) -> &'static str {
+        match self {
+            Self::Embedded => "sqlite:./tenure.db",
+            Self::Aws | Self::Mixed => "kinesis:tenure?region=eu-west-1",
+        }
+    }
+
+    /// What stands under `[postgres]`.
+    const fn database(self) -> &'static str {
+        match self {
+            Self::Embedded | Self::Aws => r##"# url = "postgres://tenure@localhost:5432/app""##,
+            Self::Mixed => r#"url = "postgres://tenure@localhost:5432/app""#,
+        }
+    }
+}
+
+/// The file's text.
+pub(crate) fn template(preset: Preset) -> String {
+    let (summary, store, stream, database) =
+        (preset.summary(), preset.store(), preset.stream(), preset.database());
+    format!(
+        r##"# Tenure, {summary}.
+#
+# Precedence, the later winning:
+#   defaults, this file, the environment (TENURE__STORE__URL for store.url), flags (--store).
+# `tenure config check` shows the merged result and where each value came from.
+# `tenure doctor` tries it out.
+#
+# Passwords need not stand here: Postgres addresses take theirs from PGPASSWORD, AWS addresses use
+# AWS's own environment variables, profiles and roles.
+
+[store]
+# Where rows live and change only on conditions:
+#   sqlite:PATH                            a file that several processes share; the path is relative to
+#                                          the working directory
+#   postgres://user@host:5432/database     a table per table; ?schema=, ?sslmode=, ?sslrootcert=
+#   dynamodb:                              ?region=, ?profile=, ?endpoint=
+#   memory:                                this process alone, gone with it
+#   faulty+sqlite:PATH?seed=7&lost=0.05    any of them, going wrong as its seed says
+# Default: sqlite:./tenure.db
+url = "{store}"
+
+[stream]
+# Where records live:
+#   sqlite:PATH            the file PATH-stream; ?name=, ?retention_hours=, ?retention_bytes=
+#   kinesis:NAME           ?region=, ?profile=, ?endpoint=
+#   memory:NAME            this process alone, gone with it
+#   faulty+sqlite:PATH     as above
+# Default: sqlite:./tenure.db
+url = "{stream}"
+
+[log]
+# `text` for people or `json` for machines; always on standard error. Default: text
+format = "text"
+# A level (error, warn, info, debug, trace, off), or target=level pairs separated by commas.
+# RUST_LOG and TENURE_LOG are read as well, and go before this file. Default: warn
+filter = "warn"
+
+[metrics]
+# Address and port at which long-running commands serve Prometheus metrics under /metrics.
+# Default: none
+# listen = "127.0.0.1:9464"
+
+[postgres]
+# The database whose changes are captured; `tenure doctor` checks that it can be.
+# Default: none
+{database}
+"##
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{KEYS, Settings};
+    use super::*;
+
+    #[test]
+    fn templates_read_back_and_name_every_key() {
+        for preset in [Preset::Embedded, Preset::Aws, Preset::Mixed] {
+            let text = template(preset);
+            let settings: Settings = toml::from_str(&text).unwrap();
+            settings.validate().unwrap();
+            assert_eq!(settings.store.url.reveal(), preset.store());
+            assert_eq!(settings.stream.url.reveal(), preset.stream());
+            for key in &KEYS {
+                assert!(
+                    text.contains(&format!("[{}]", key.section))
+                        && text.contains(&format!("{} = ", key.name))
+                );
+            }
+        }
+        let embedded: Settings = toml::from_str(&template(Preset::Embedded)).unwrap();
+        assert_eq!(embedded, Settings::default());
+    }
+}

@@ -1,0 +1,11 @@
+//! The binary, run as a user runs it: in a directory of its own, by its arguments, judged by its output
+//! and exit status.
+
+mod bad_input;
+mod demo;
+mod long_running;
+mod postgres;
+mod secrets;
+mod settings;
+mod site;
+mod tour;
