@@ -21,12 +21,18 @@ pub(crate) fn begin(log: &Log) -> anyhow::Result<()> {
     .map_err(|error| anyhow!("begin to log: {error}"))
 }
 
+/// What the Postgres driver says below this level repeats statements with their values: row contents,
+/// which stay out of logs whatever the filter asks for.
+const DRIVER_CAP: &str = "tokio_postgres=warn";
+
 /// Reads a filter such as `warn` or `info,tenure_store=debug`.
 ///
 /// # Errors
 /// A message that says what was expected.
 pub(crate) fn filter(text: &str) -> Result<EnvFilter, String> {
-    EnvFilter::try_new(text).map_err(|error| {
+    let filter = EnvFilter::try_new(text).map_err(|error| {
         format!("log filter `{text}` does not read ({error}): write a level (error, warn, info, debug, trace, off), or target=level, separated by commas")
-    })
+    })?;
+    let cap = DRIVER_CAP.parse().map_err(|error| format!("log filter `{DRIVER_CAP}`: {error}"))?;
+    Ok(filter.add_directive(cap))
 }

@@ -71,7 +71,8 @@ fn a_short_demo_holds_what_it_promises() {
     }
     assert!(number("committed") > 100, "{last}");
     assert_eq!(number("delivered"), number("committed"));
-    assert_eq!((number("races"), number("race_winners")), (20, 20));
+    assert!(number("races") > 0, "{last}");
+    assert_eq!(number("race_winners"), number("races"));
     // Six seconds have room for these two; the pause needs more.
     assert_eq!((number("writer_kills"), number("reshards"), number("worker_pauses")), (1, 1, 0));
     // The ledger is no mere habit: the killed writer's last round did stand in the stream again.

@@ -155,7 +155,7 @@ impl Crew {
         }
         let by = SystemClock.deadline(START_TIMEOUT);
         for _ in names {
-            let heard = self.next_by(by).await?;
+            let heard = self.next_by(by).await.context("wait for processes to open the files")?;
             match heard.what {
                 What::Said(Report::Ready) => {}
                 What::Said(other) => bail!("{} began with {other:?}", heard.who),
@@ -180,7 +180,9 @@ impl Crew {
 
     /// As [`Crew::next`], but not for ever.
     pub(super) async fn next_by(&mut self, by: Monotonic) -> Result<Heard> {
-        within(&SystemClock, by, self.next()).await.map_err(|_| anyhow::anyhow!("the processes went silent"))
+        within(&SystemClock, by, self.next()).await.map_err(|_| {
+            anyhow::anyhow!("no process answered in time: the machine or its disk is overloaded")
+        })
     }
 
     /// Gives a worker an order.

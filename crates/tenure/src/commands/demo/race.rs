@@ -93,7 +93,7 @@ async fn hold_one(
     let by = SystemClock.deadline(ROUND_TIMEOUT);
     let (mut winners, mut told) = (Vec::new(), Vec::new());
     for _ in racers {
-        let heard = crew.next_by(by).await?;
+        let heard = crew.next_by(by).await.with_context(|| format!("hold race {round}"))?;
         match heard.what {
             What::Said(Report::Raced { round: raced, won, winner }) if raced == round => {
                 winners.extend(won.then_some(heard.who));

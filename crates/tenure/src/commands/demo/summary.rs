@@ -14,7 +14,7 @@ pub(super) struct Outcome {
     /// How many keys the writers wrote.
     pub keys: u64,
     pub writer_kills: u64,
-    /// Pauses of a reader during which others took over all of its shards.
+    /// Pauses of a reader during which others took over from it.
     pub worker_pauses: u64,
     pub reshards: u64,
     /// The numbers of open shards that the stream went through.

@@ -302,8 +302,8 @@ impl<'a> Workload<'a> {
         self.crew.signal(paused.who, Signal::CONT)?;
         let length = now.since(paused.since);
         // A pause that nobody answered has shown nothing.
-        self.outcome.worker_pauses += u64::from(paused.waiting.is_empty());
         let taken = paused.shards - paused.waiting.len();
+        self.outcome.worker_pauses += u64::from(taken > 0);
         self.display.event(
             &format!(
                 "{} goes on after {:.1} s; {taken} of its {} shards have a new reader, and it does not know.",
