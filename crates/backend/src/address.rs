@@ -40,6 +40,12 @@ impl Address {
             return Err(Error::invalid(format!("address scheme `{scheme}` is not a word: {shape}")));
         }
         let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        if place.starts_with("//") && !place.contains('@') && query.contains('@') {
+            // The first half of a password is in `place`, the second in `query`: neither is shown.
+            return Err(Error::invalid(
+                "the address has a `?` before its `@`: write a `?` in a password as %3F",
+            ));
+        }
         let mut options = BTreeMap::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) =
@@ -244,6 +250,10 @@ mod tests {
     fn passwords_are_not_shown() {
         let shown = format!("{:?}", parsed("postgres://ann:s3cret@db/app?sslpassword=s3cret"));
         assert_eq!(shown, "Address(postgres://ann:***@db/app?sslpassword=***)");
+        for split in ["pa?s3cret&x@db/app", "pa?s3cret=1@db/app", "s3cret?b=x@db/app"] {
+            let refused = Address::parse(&format!("postgres://ann:{split}")).unwrap_err().chain();
+            assert!(refused.contains("%3F") && !refused.contains("s3cret"), "{refused}");
+        }
         assert_eq!(parsed("postgres://ann:a:b@c@db/app").to_string(), "postgres://ann:***@db/app");
         assert_eq!(parsed("postgres://ann@db/app").to_string(), "postgres://ann@db/app");
         assert_eq!(parsed("sqlite:/a@b.db").to_string(), "sqlite:/a@b.db");

@@ -53,7 +53,7 @@ impl Entropy {
     /// A number from 0 to `bound` − 1, and 0 if `bound` is 0.
     #[must_use]
     pub fn below(&self, bound: u64) -> u64 {
-        // The high half of a 128-bit product: its bias is below 2⁻³² for any bound used here.
+        // The high half of a 128-bit product: no value is likelier than another by more than bound / 2⁶⁴.
         u64::try_from((u128::from(self.u64()) * u128::from(bound)) >> 64).unwrap_or(0)
     }
 

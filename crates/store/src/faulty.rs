@@ -101,7 +101,8 @@ impl<S: Store> Faulty<S> {
             Fate::Lose if answer.is_ok() => {
                 Err(Error::new(Kind::Unknown, "injected fault: the reply was lost"))
             }
-            Fate::Duplicate(late_by) => {
+            // Only what was sent and applied is sent twice: an error still means that it did not happen.
+            Fate::Duplicate(late_by) if matches!(answer, Ok(Written::Applied(_))) => {
                 self.hold_up(now + late_by, writes, nonce);
                 answer
             }

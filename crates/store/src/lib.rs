@@ -96,8 +96,9 @@ pub trait Store: Debug + Send + Sync {
 
     /// Several conditional writes of distinct rows, all or none.
     ///
-    /// `nonce` names this attempt: draw a new one for each, and keep it for a resend of the very same
-    /// writes. DynamoDB takes it as its request token.
+    /// `nonce` names this attempt: draw a new one for each. DynamoDB takes it as its request token and
+    /// recognises a resend for ten minutes; other backends do not, so after `Unknown` read back, as after
+    /// a single write.
     ///
     /// # Errors
     /// As [`Store::write`].

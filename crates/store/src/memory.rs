@@ -106,7 +106,7 @@ impl Store for Memory {
             .entry(spec.name.clone())
             .or_insert_with(|| Table { spec: spec.clone(), rows: BTreeMap::new() });
         spec.check_same_key(&table.spec)?;
-        table.spec = crate::table::merged(&table.spec, spec);
+        table.spec = crate::table::merged(&table.spec, spec)?;
         Ok(())
     }
 

@@ -15,6 +15,10 @@ pub(crate) const DIGITS_MAX: u32 = 38;
 const LEADING_MAX: i32 = 125;
 /// The power of ten of the leading digit of the smallest number above zero.
 const LEADING_MIN: i32 = -130;
+/// Longest text of a number: longer ones are not read, so that their digits can be counted.
+const TEXT_BYTES_MAX: usize = 1 << 20;
+/// Larger than any exponent that such a text can make up for.
+const EXPONENT_MAX: i32 = 1 << 22;
 
 /// An exact decimal number in DynamoDB's range: 38 digits, 1E-130 to 9.9…E+125, either sign, or zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,11 +140,14 @@ impl FromStr for Number {
             _ => (false, text),
         };
         let (mantissa, exponent) = match unsigned.split_once(['e', 'E']) {
-            Some((mantissa, exponent)) => (mantissa, exponent.parse::<i32>().map_err(|_| bad())?),
+            // Beyond any digits that could bring it back into range, so that no sum below overflows.
+            Some((mantissa, exponent)) => {
+                (mantissa, exponent.parse::<i32>().map_err(|_| bad())?.clamp(-EXPONENT_MAX, EXPONENT_MAX))
+            }
             None => (unsigned, 0),
         };
         let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        if whole.is_empty() && fraction.is_empty() {
+        if (whole.is_empty() && fraction.is_empty()) || text.len() > TEXT_BYTES_MAX {
             return Err(bad());
         }
         let mut coefficient = 0u128;
@@ -273,6 +280,8 @@ mod tests {
         let refused = |text: &str| text.parse::<Number>().unwrap_err().chain();
         assert!(refused("1e126").contains("out of range"));
         assert!(refused("1e-131").contains("out of range"));
+        assert!(refused("1e2147483647").contains("out of range"));
+        assert!(refused("1e-2147483648").contains("out of range"));
         assert!(
             refused(&"1".repeat(39)).contains("39 significant digits")
                 || refused(&"1".repeat(39)).contains("38")

@@ -3,10 +3,12 @@
 //! Each logical table is one SQL table, sorted as DynamoDB sorts, with the row as DynamoDB's JSON:
 //!
 //! ```text
-//!   catalog(name, spec, version)        what tables there are
+//!   catalog(name, spec, version)        what tables there are; the version is drawn at every change
 //!   "t:NAME"(h, r, ttl, item)           rows by the sorted bytes of their key
 //!   "i:NAME:INDEX"(ih, ir, h, r)        an index: where its rows are
 //! ```
+//!
+//! SQLite takes `Locks` and `locks` for one name, so capitals are written `^l` there.
 //!
 //! The engine below it gathers writes of concurrent tasks into one commit; a refused write changes
 //! nothing, so it needs no undoing.
@@ -52,9 +54,9 @@ impl Sqlite {
     /// Opens `sqlite:PATH?sweep_seconds=N`.
     pub(crate) fn from_address(address: &mut Address, env: &Env) -> Result<Self> {
         let path = PathBuf::from(address.place());
-        if path.as_os_str().is_empty() {
+        if path.as_os_str().is_empty() || address.place() == ":memory:" {
             return Err(Error::invalid(
-                "`sqlite:` names no file: write sqlite:PATH, e.g. sqlite:./tenure.db",
+                "`sqlite:` names no file: write sqlite:PATH, e.g. sqlite:./tenure.db, or memory: for no file",
             ));
         }
         let sweep = address.take("sweep_seconds", "a whole number of seconds")?.map(Duration::from_secs);
@@ -189,11 +191,27 @@ struct OnFile<'a> {
 
 // Names are checked to be letters, digits, `_`, `-` and `.`, so they need no escaping in quotes.
 fn rows_of(spec: &TableSpec) -> String {
-    format!("\"t:{}\"", spec.name)
+    format!("\"t:{}\"", small(&spec.name))
 }
 
 fn index_of(spec: &TableSpec, index: &IndexSpec) -> String {
-    format!("\"i:{}:{}\"", spec.name, index.name)
+    format!("\"i:{}:{}\"", small(&spec.name), small(&index.name))
+}
+
+fn expiry_index_of(spec: &TableSpec) -> String {
+    format!("\"x:{}\"", small(&spec.name))
+}
+
+/// A name in small letters, from which it can be told again.
+fn small(name: &str) -> String {
+    let mut small = String::with_capacity(name.len());
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() {
+            small.push('^');
+        }
+        small.push(letter.to_ascii_lowercase());
+    }
+    small
 }
 
 impl OnFile<'_> {
@@ -249,7 +267,7 @@ impl OnFile<'_> {
         let wanted = match &existing {
             Some(existing) => {
                 asked.check_same_key(existing)?;
-                merged(existing, asked)
+                merged(existing, asked)?
             }
             None => asked.clone(),
         };
@@ -264,10 +282,8 @@ impl OnFile<'_> {
         ))?;
         if wanted.ttl.is_some() {
             // Partial, so that tables whose rows do not expire pay nothing.
-            ddl(format!(
-                "CREATE INDEX IF NOT EXISTS \"x:{}\" ON {rows}(ttl) WHERE ttl IS NOT NULL",
-                wanted.name
-            ))?;
+            let name = expiry_index_of(&wanted);
+            ddl(format!("CREATE INDEX IF NOT EXISTS {name} ON {rows}(ttl) WHERE ttl IS NOT NULL"))?;
         }
         let is_new =
             |index: &&IndexSpec| !existing.iter().any(|e| e.indexes.iter().any(|i| i.name == index.name));
@@ -279,19 +295,40 @@ impl OnFile<'_> {
             ))?;
         }
         self.execute(
-            "INSERT INTO catalog VALUES (?1, ?2, 1) \
-             ON CONFLICT(name) DO UPDATE SET spec = excluded.spec, version = version + 1",
+            // Drawn, not counted: the number of a change that was rolled back never comes again.
+            "INSERT INTO catalog VALUES (?1, ?2, random()) \
+             ON CONFLICT(name) DO UPDATE SET spec = excluded.spec, version = excluded.version",
             params![wanted.name, spec_to_text(&wanted)],
         )?;
-        if existing.is_some() {
-            // Every row is stored once more: it gets its expiry and its places in the new indexes.
-            for item in self.items(&format!("SELECT item FROM {rows}"), [])? {
-                let place = SortedKey::of(&wanted, &wanted.key_of(&item)?);
-                self.unindex(&wanted, &place, &item)?;
-                self.store(&wanted, &place, &item)?;
+        match existing {
+            Some(existing) => self.complete_rows(&existing, &wanted),
+            None => Ok(()),
+        }
+    }
+
+    /// Gives the rows of an existing table their expiry and their places in new indexes, page by page.
+    fn complete_rows(&self, existing: &TableSpec, wanted: &TableSpec) -> Result<()> {
+        let new_indexes: Vec<_> =
+            wanted.indexes.iter().filter(|index| !existing.indexes.contains(index)).collect();
+        let mut page = Page { limit: Page::LIMIT_MAX, after: None };
+        loop {
+            let listing = self.all(wanted, &page)?;
+            for item in &listing.items {
+                let place = SortedKey::of(wanted, &wanted.key_of(item)?);
+                for index in &new_indexes {
+                    self.index(wanted, index, &place, item)?;
+                }
+                let expiry = wanted.ttl.as_ref().and_then(|attribute| expiry_seconds(item, attribute));
+                if existing.ttl.is_none() && expiry.is_some() {
+                    let sql = format!("UPDATE {} SET ttl = ?3 WHERE h = ?1 AND r = ?2", rows_of(wanted));
+                    self.execute(&sql, params![place.hash, place.range, expiry])?;
+                }
+            }
+            page.after = listing.next;
+            if page.after.is_none() {
+                return Ok(());
             }
         }
-        Ok(())
     }
 
     fn row(&self, spec: &TableSpec, place: &SortedKey) -> Result<Option<Item>> {
@@ -347,15 +384,14 @@ impl OnFile<'_> {
             &format!("INSERT OR REPLACE INTO {} VALUES (?1, ?2, ?3, ?4)", rows_of(spec)),
             params![place.hash, place.range, expiry, item_to_text(item)],
         )?;
-        for index in &spec.indexes {
-            if let Some(indexed) = SortedKey::in_index(index, item) {
-                self.execute(
-                    &format!("INSERT OR REPLACE INTO {} VALUES (?1, ?2, ?3, ?4)", index_of(spec, index)),
-                    params![indexed.hash, indexed.range, place.hash, place.range],
-                )?;
-            }
-        }
-        Ok(())
+        spec.indexes.iter().try_for_each(|index| self.index(spec, index, place, item))
+    }
+
+    /// Puts a row in an index, if it has the index's attributes.
+    fn index(&self, spec: &TableSpec, index: &IndexSpec, place: &SortedKey, item: &Item) -> Result<()> {
+        let Some(indexed) = SortedKey::in_index(index, item) else { return Ok(()) };
+        let sql = format!("INSERT OR REPLACE INTO {} VALUES (?1, ?2, ?3, ?4)", index_of(spec, index));
+        self.execute(&sql, params![indexed.hash, indexed.range, place.hash, place.range]).map(drop)
     }
 
     fn erase(&self, spec: &TableSpec, place: &SortedKey) -> Result<()> {

@@ -135,8 +135,14 @@ impl TableSpec {
     /// `Invalid`, naming the part.
     pub fn validate(&self) -> Result<()> {
         valid_table_name(&self.name)?;
-        for index in &self.indexes {
+        for (position, index) in self.indexes.iter().enumerate() {
             valid_table_name(&index.name)?;
+            if self.indexes[..position].iter().any(|earlier| earlier.name == index.name) {
+                return Err(Error::invalid(format!(
+                    "table `{}` names index `{}` twice: keep one",
+                    self.name, index.name
+                )));
+            }
         }
         if self.indexes.len() > INDEXES_MAX {
             return Err(Error::invalid(format!(
@@ -348,8 +354,10 @@ impl TableSpec {
 }
 
 /// An existing table's description with what `asked` adds: a TTL, and indexes it lacks.
-#[must_use]
-pub(crate) fn merged(existing: &TableSpec, asked: &TableSpec) -> TableSpec {
+///
+/// # Errors
+/// `Invalid` if the two together make no sense, such as one attribute of two types.
+pub(crate) fn merged(existing: &TableSpec, asked: &TableSpec) -> Result<TableSpec> {
     let mut merged = existing.clone();
     merged.ttl = merged.ttl.or_else(|| asked.ttl.clone());
     for index in &asked.indexes {
@@ -357,7 +365,8 @@ pub(crate) fn merged(existing: &TableSpec, asked: &TableSpec) -> TableSpec {
             merged.indexes.push(index.clone());
         }
     }
-    merged
+    merged.validate()?;
+    Ok(merged)
 }
 
 /// Where a row stands among the others, in bytes that sort as DynamoDB sorts.

@@ -1,7 +1,8 @@
 //! How a row changes: updates as data, with one meaning.
 //!
 //! [`Update::apply`] is the definition, as [`Condition::holds`](crate::Condition::holds) is for
-//! conditions. An update of a row that is not there begins with its key attributes alone.
+//! conditions. An update of a row that is not there begins with its key attributes alone, except one
+//! that only removes: it leaves a missing row missing, as DynamoDB does.
 
 use tenure_backend::{Error, Result};
 
@@ -81,6 +82,12 @@ impl Update {
     #[must_use]
     pub fn changes(&self) -> &[(String, Change)] {
         &self.changes
+    }
+
+    /// Whether it takes attributes away and does nothing else: then it begins no row.
+    #[must_use]
+    pub fn only_removes(&self) -> bool {
+        !self.changes.is_empty() && self.changes.iter().all(|(_, change)| *change == Change::Remove)
     }
 
     /// Carries the changes out. The one definition of what an update means.

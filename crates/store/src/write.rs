@@ -26,7 +26,7 @@ pub enum Write {
         /// Only if this is true of the row as it is.
         when: Condition,
     },
-    /// The row is changed, or begun if it is not there.
+    /// The row is changed, or begun if it is not there (but not by an update that only removes).
     Update {
         /// The table.
         table: String,
@@ -157,6 +157,7 @@ impl Write {
         }
         let effect = match self {
             Self::Put { item, .. } => Effect::Store(item.clone()),
+            Self::Update { change, .. } if current.is_none() && change.only_removes() => Effect::Keep,
             Self::Update { key, change, .. } => {
                 let mut item = current.cloned().unwrap_or_else(|| key.as_item().clone());
                 change.apply(&mut item)?;
@@ -186,6 +187,11 @@ pub(crate) fn validate_transaction(writes: &[Write], nonce: &str) -> Result<()> 
             "transaction has {} writes: give 1 to {WRITES_MAX}",
             writes.len()
         )));
+    }
+    let says_nothing =
+        |write: &Write| matches!(write, Write::Update { change, .. } if change.changes().is_empty());
+    if writes.iter().any(says_nothing) {
+        return Err(Error::invalid("transaction has an update without changes: check the row instead"));
     }
     writes.iter().try_for_each(Write::validate)
 }

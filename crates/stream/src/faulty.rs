@@ -78,7 +78,10 @@ impl Faulty {
             }
             Fate::Duplicate(late_by) => {
                 let result = call(self.inner.clone(), by).await;
-                self.land_later(late_by, call);
+                // Only what was carried out is sent twice: an error still means that it was not.
+                if result.is_ok() {
+                    self.land_later(late_by, call);
+                }
                 result
             }
             Fate::Pass | Fate::Throttle | Fate::Fail => call(self.inner.clone(), by).await,

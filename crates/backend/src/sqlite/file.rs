@@ -175,6 +175,16 @@ pub fn failure(path: &Path, error: &rusqlite::Error) -> Error {
         Some(ErrorCode::DiskFull) => {
             (Kind::Unavailable, format!("the disk of {shown} is full: free space; nothing was written"))
         }
+        Some(
+            ErrorCode::OutOfMemory
+            | ErrorCode::FileLockingProtocolFailed
+            | ErrorCode::SchemaChanged
+            | ErrorCode::OperationInterrupted
+            | ErrorCode::OperationAborted,
+        ) => (Kind::Unavailable, format!("{shown} could not be used just now: try again")),
+        Some(ErrorCode::TooBig) => {
+            (Kind::Invalid, format!("a value is too long for {shown}: keep large data elsewhere"))
+        }
         Some(ErrorCode::SystemIoFailure) => {
             (Kind::Unavailable, format!("the disk of {shown} reports an I/O error: check the disk"))
         }

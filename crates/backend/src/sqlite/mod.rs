@@ -116,7 +116,9 @@ impl Engine {
         self.queued(self.writes.as_ref(), job)?;
         match within(&*self.clock, by, answered).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(self.thread_gone(Kind::Unknown)),
+            Ok(Err(_)) => {
+                Err(self.thread_gone(if stage.cancel() { Kind::Unavailable } else { Kind::Unknown }))
+            }
             Err(_) if stage.cancel() => {
                 Err(Error::unavailable(format!("{}: the write was not begun in time", self.path.display())))
             }

@@ -120,22 +120,15 @@ fn commit_together(connection: &Connection, group: Vec<WriteJob>, path: &Path, c
     let alone = group.len() == 1;
     let mut ran = Vec::with_capacity(group.len());
     for job in group {
-        if !job.stage.begin() {
-            continue;
-        }
-        let outcome = run_one(connection, job.run, alone);
-        let lost = connection.is_autocommit();
-        ran.push(outcome);
-        if lost {
+        if connection.is_autocommit() {
             // SQLite gave up the whole transaction (disk full, I/O error): nothing of it stays.
-            break;
+            job.refuse(Lost::rolled_back().error(path));
+        } else if job.stage.begin() {
+            ran.push(run_one(connection, job.run, alone));
         }
     }
-    let committed = if connection.is_autocommit() {
-        Err(Lost { unknown: false, why: "the transaction was rolled back: is the disk full?".into() })
-    } else {
-        commit(connection, path)
-    };
+    let committed =
+        if connection.is_autocommit() { Err(Lost::rolled_back()) } else { commit(connection, path) };
     for outcome in ran {
         outcome.conclude_with(match &committed {
             Ok(()) => Ok(()),
@@ -165,25 +158,22 @@ fn overwrite_log_tail(connection: &Connection) -> rusqlite::Result<()> {
 
 /// Runs one job so that its failure leaves the others' work and nothing of its own.
 fn run_one(connection: &Connection, run: Run, alone: bool) -> Ran {
-    let statement = |sql| {
-        // A failure here is SQLite having given up the transaction, which the caller checks for.
-        let _ = connection.prepare_cached(sql).and_then(|mut statement| statement.execute([]));
-    };
-    if alone {
-        let ran = run(Ok(connection));
-        if ran.failed && !connection.is_autocommit() {
-            statement("ROLLBACK");
-            statement("BEGIN IMMEDIATE");
-        }
+    let statement =
+        |sql| connection.prepare_cached(sql).and_then(|mut statement| statement.execute([])).map(drop);
+    let begun = if alone { Ok(()) } else { statement("SAVEPOINT one") };
+    let ran = run(Ok(connection));
+    if connection.is_autocommit() {
         return ran;
     }
-    statement("SAVEPOINT one");
-    let ran = run(Ok(connection));
-    if !connection.is_autocommit() {
-        if ran.failed {
-            statement("ROLLBACK TO one");
-        }
-        statement("RELEASE one");
+    let ended = begun.and_then(|()| match (alone, ran.failed) {
+        (true, false) => Ok(()),
+        (true, true) => statement("ROLLBACK").and_then(|()| statement("BEGIN IMMEDIATE")),
+        (false, false) => statement("RELEASE one"),
+        (false, true) => statement("ROLLBACK TO one").and_then(|()| statement("RELEASE one")),
+    });
+    if ended.is_err() && !connection.is_autocommit() {
+        // What this job left behind cannot be told from the others' work: all of it goes.
+        let _ = statement("ROLLBACK");
     }
     ran
 }
@@ -195,6 +185,10 @@ struct Lost {
 }
 
 impl Lost {
+    fn rolled_back() -> Self {
+        Self { unknown: false, why: "the transaction was rolled back: is the disk full?".into() }
+    }
+
     fn error(&self, path: &Path) -> Error {
         let kind = if self.unknown { Kind::Unknown } else { Kind::Unavailable };
         Error::new(kind, format!("commit {}", path.display())).because(self.why.clone())

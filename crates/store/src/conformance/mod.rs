@@ -119,6 +119,7 @@ macro_rules! store_conformance {
             an_update_on_condition
             an_update_that_does_not_fit_changes_nothing
             an_update_without_changes_begins_the_row
+            an_update_that_only_removes_begins_no_row
             a_delete_shows_what_went
             a_transaction_is_all_or_nothing
             a_transaction_checks_rows_it_does_not_write
@@ -138,6 +139,8 @@ macro_rules! store_conformance {
             bad_pages_are_invalid
             tables_describe_themselves
             a_table_is_created_once_by_many
+            tables_whose_names_differ_in_case_are_two
+            an_index_that_contradicts_another_is_refused
             a_table_of_another_shape_is_refused
             an_index_may_come_later
             an_expired_row_is_still_a_row

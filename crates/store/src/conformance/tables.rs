@@ -41,6 +41,31 @@ pub async fn a_table_is_created_once_by_many(subject: Subject) {
     assert_eq!(subject.store.scan_all(soon(), &spec.name, 100).await.expect("scan").len(), 16);
 }
 
+/// `Locks` and `locks` are two tables, and so are their indexes.
+pub async fn tables_whose_names_differ_in_case_are_two(subject: Subject) {
+    let (upper, lower) = (subject.named("Rows"), subject.named("rows"));
+    subject.create(spec(upper.clone())).await;
+    subject.create(spec(lower.clone())).await;
+    subject.put(&upper, Item::new().with("pk", "a").with("sk", 1).with("owner", "ann")).await;
+    assert_eq!(subject.store.scan_all(soon(), &lower, 10).await.expect("scan"), []);
+    let query = Query::index("by-owner", "owner", "ann");
+    assert_eq!(subject.store.query_all(soon(), &lower, query.clone(), 10).await.expect("query"), []);
+    assert_eq!(subject.store.query_all(soon(), &upper, query, 10).await.expect("query").len(), 1);
+}
+
+/// Two indexes cannot ask for two types of one attribute: no row could then have it.
+pub async fn an_index_that_contradicts_another_is_refused(subject: Subject) {
+    let first = spec(subject.named("rows"));
+    subject.create(first.clone()).await;
+    let mut second = first.clone();
+    second.indexes[0].name = "by-number".into();
+    second.indexes[0].hash = KeyAttribute::number("owner");
+    invalid(subject.store.ensure_table(soon(), &second).await);
+    second.indexes = vec![first.indexes[0].clone(), first.indexes[0].clone()];
+    invalid(subject.store.ensure_table(soon(), &second).await);
+    assert_eq!(subject.store.describe_table(soon(), &first.name).await.expect("describe"), Some(first));
+}
+
 /// A table that is there with another key or TTL is not taken for the one asked for.
 pub async fn a_table_of_another_shape_is_refused(subject: Subject) {
     let spec = spec(subject.named("rows"));

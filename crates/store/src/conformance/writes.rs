@@ -111,6 +111,29 @@ pub async fn an_update_without_changes_begins_the_row(subject: Subject) {
     assert_eq!(applied(update().await), row("a"));
 }
 
+/// An update that only removes takes from a row that is there and begins none, in a transaction too.
+pub async fn an_update_that_only_removes_begins_no_row(subject: Subject) {
+    let table = subject.table("rows").await;
+    let change = || Update::new().remove("n").remove("m");
+    let update = |when| subject.store.update(soon(), &table, Key::new("pk", "a"), change(), when);
+    assert_eq!(applied(update(Condition::Always).await), Item::new());
+    assert_eq!(applied(update(Condition::absent("n")).await), Item::new());
+    assert_eq!(refused(update(Condition::exists("pk")).await), (0, None));
+    let write =
+        |when| Write::Update { table: table.clone(), key: Key::new("pk", "a"), change: change(), when };
+    let both = |when| [write(when), put(&table, row("b"), Condition::Always)];
+    applied(subject.store.transact(soon(), &both(Condition::Always), "n-1").await);
+    assert_eq!(
+        refused(subject.store.transact(soon(), &both(Condition::exists("n")), "n-2").await),
+        (0, None)
+    );
+    assert_eq!((subject.get(&table, "a").await, subject.get(&table, "b").await), (None, Some(row("b"))));
+    subject.put(&table, row("a").with("n", 1).with("kept", 2)).await;
+    applied(subject.store.transact(soon(), &both(Condition::eq("n", 1)), "n-3").await);
+    assert_eq!(subject.get(&table, "a").await, Some(row("a").with("kept", 2)));
+    assert_eq!(applied(update(Condition::Always).await), row("a").with("kept", 2));
+}
+
 /// A delete answers with the row that went, if there was one.
 pub async fn a_delete_shows_what_went(subject: Subject) {
     let table = subject.table("rows").await;
@@ -216,6 +239,8 @@ pub async fn bad_transactions_are_invalid(subject: Subject) {
     transact((0..101).map(|n| put(&table, row(&format!("r{n}")), Condition::Always)).collect()).await;
     let twice = vec![put(&table, row("a"), Condition::Always), check(&table, "a", Condition::Always)];
     assert!(transact(twice).await.contains("twice"));
+    let (key, change) = (Key::new("pk", "a"), Update::new());
+    transact(vec![Write::Update { table: table.clone(), key, change, when: Condition::Always }]).await;
     assert_eq!(subject.get(&table, "a").await, None);
 }
 

@@ -23,8 +23,8 @@ use crate::{Change, Comparison, Condition, Update, Value};
 /// DynamoDB's limit of an expression's text.
 const EXPRESSION_BYTES_MAX: usize = 4096;
 
-/// An attribute that no row has. A transaction's update must say something, even if nothing changes;
-/// removing what is not there is a change of nothing that still begins a row that is not there.
+/// An attribute that no row has. Removing it is a change of nothing, for an update whose only change
+/// turned out to be made already: an expression may not be empty.
 const NEVER_SET: &str = "tenure/never-set/5bd2c1a0";
 
 /// Expressions that share their placeholders.
@@ -56,6 +56,11 @@ impl Expression {
         }
     }
 
+    /// The condition of an update that has nothing to do while its row is not there.
+    pub(super) fn still_absent(when: &Condition, hash: &str) -> Result<Self> {
+        Writer::default().conditioned(all_of([fold(when), Node::Absent(hash)].into_iter()), hash)
+    }
+
     /// An update and its condition. `held` names the lists that were seen to hold what is appended.
     pub(super) fn update(
         change: &Update,
@@ -72,7 +77,9 @@ impl Expression {
             Change::AppendUnique(value) => Some(Node::Not(Box::new(Node::Contains(name, value)))),
             _ => None,
         });
-        let all = std::iter::once(fold(when)).chain(guards);
+        // DynamoDB itself begins no row by removing; emulators do. The guard makes it the same everywhere.
+        let exists = change.only_removes().then_some(Node::Exists(hash));
+        let all = std::iter::once(fold(when)).chain(guards).chain(exists);
         writer.conditioned(all_of(all), hash)
     }
 
@@ -304,6 +311,10 @@ impl Writer {
                 Change::Remove => remove.push(self.name(name)),
             }
         }
+        if change.changes().is_empty() {
+            // Without an expression, a row that is not there is begun and one that is stays.
+            return;
+        }
         if set.is_empty() && remove.is_empty() && add.is_empty() {
             remove.push(self.name(NEVER_SET));
         }
@@ -503,9 +514,7 @@ mod tests {
             Update::new(),
             Condition::Always,
             &[],
-            expect![[r#"
-            REMOVE #n0
-              #n0 tenure/never-set/5bd2c1a0"#]],
+            expect![""],
         );
     }
 

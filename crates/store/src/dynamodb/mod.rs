@@ -79,10 +79,9 @@ impl DynamoDb {
     /// `Invalid` if an option is wrong or no region is known.
     pub async fn from_address(address: &mut Address, env: &Env) -> Result<Self> {
         if !address.place().is_empty() {
-            return Err(Error::invalid(format!(
-                "`dynamodb:{}` names a place: write dynamodb:?region=eu-west-1, tables have their own names",
-                address.place()
-            )));
+            return Err(Error::invalid(
+                "a `dynamodb:` address names no place: write dynamodb:?region=eu-west-1, tables have their own names",
+            ));
         }
         let region = address.take_text("region");
         let profile = address.take_text("profile");

@@ -44,6 +44,9 @@ struct Target<'a> {
     spec: Arc<TableSpec>,
     key: Key,
     held: Held,
+    /// It only removes, and its row was seen not to be there: there is nothing to do but to check that
+    /// this stays so.
+    absent: bool,
 }
 
 impl DynamoDb {
@@ -61,6 +64,9 @@ impl DynamoDb {
         for _ in 0..TURNS_MAX {
             match self.patiently(by, || self.send_one(by, &target)).await {
                 Ok(row) => return Ok(Written::Applied(row)),
+                Err(Failure::Refused(None)) if target.has_nothing_to_do() => {
+                    return Ok(Written::Applied(Item::new()));
+                }
                 Err(Failure::Refused(current)) => match target.next_turn(current.as_ref()).map_err(during)? {
                     Some(held) => target.held = held,
                     None => return Ok(Written::Refused(Refusal { index: 0, current })),
@@ -119,6 +125,12 @@ impl DynamoDb {
                 Err(failure) => return Err(during(failure.into_error(writes[0].table()))),
             };
             for (index, current) in refused {
+                let target = &mut targets[index];
+                let absent = current.is_none() && target.has_nothing_to_do();
+                let was_absent = std::mem::replace(&mut target.absent, absent);
+                if absent != was_absent && target.condition_holds(current.as_ref()) {
+                    continue;
+                }
                 match targets[index].next_turn(current.as_ref()).map_err(during)? {
                     Some(held) => targets[index].held = held,
                     None => return Ok(Written::Refused(Refusal { index, current })),
@@ -130,7 +142,7 @@ impl DynamoDb {
 
     async fn target<'a>(&self, by: Monotonic, write: &'a Write) -> Result<Target<'a>> {
         let (spec, key) = self.checked(by, write.table(), |spec| write.key(spec)).await?;
-        let mut target = Target { write, spec, key, held: Held::new() };
+        let mut target = Target { write, spec, key, held: Held::new(), absent: false };
         if target.check_indexes().is_err() {
             // Perhaps the index is another by now.
             target.spec = self.fresh_spec(by, write.table()).await?;
@@ -267,6 +279,7 @@ impl Target<'_> {
     fn expression(&self) -> Result<Expression> {
         let hash = &self.spec.hash.name;
         match self.write {
+            Write::Update { when, .. } if self.absent => Expression::still_absent(when, hash),
             Write::Put { when, .. } | Write::Delete { when, .. } => Expression::condition(when, hash),
             Write::Check { when, .. } => Expression::check(when, hash),
             Write::Update { change, when, .. } => Expression::update(change, when, hash, &self.held),
@@ -292,7 +305,7 @@ impl Target<'_> {
                     .return_values_on_condition_check_failure(on_refusal)
                     .build(),
             )?),
-            Write::Update { table, .. } => item.update(built(
+            Write::Update { table, .. } if !self.absent => item.update(built(
                 SdkUpdate::builder()
                     .table_name(table)
                     .set_key(Some(key))
@@ -313,7 +326,7 @@ impl Target<'_> {
                     .return_values_on_condition_check_failure(on_refusal)
                     .build(),
             )?),
-            Write::Check { table, .. } => item.condition_check(built(
+            Write::Update { table, .. } | Write::Check { table, .. } => item.condition_check(built(
                 ConditionCheck::builder()
                     .table_name(table)
                     .set_key(Some(key))
@@ -325,6 +338,16 @@ impl Target<'_> {
             )?),
         };
         Ok(item.build())
+    }
+
+    /// Whether this write would leave a row that is not there as it is, and be applied by that.
+    fn has_nothing_to_do(&self) -> bool {
+        matches!(self.write, Write::Update { change, .. } if change.only_removes())
+            && self.condition_holds(None)
+    }
+
+    fn condition_holds(&self, current: Option<&Item>) -> bool {
+        self.write.when().holds(current.unwrap_or(&Item::new()))
     }
 
     /// What to try after a refusal that shows `current`: the lists that now hold what is to be
@@ -376,7 +399,7 @@ fn token(nonce: &str, targets: &[Target<'_>]) -> String {
     /// FNV-1a of 128 bits: the same on every machine.
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    let sent: Vec<_> = targets.iter().map(|target| (target.write, &target.held)).collect();
+    let sent: Vec<_> = targets.iter().map(|target| (target.write, &target.held, target.absent)).collect();
     let text = format!("{nonce} {sent:?}");
     let hash = text.bytes().fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
     format!("{hash:032x}")
@@ -393,7 +416,7 @@ mod tests {
 
     fn target(write: &Write) -> Target<'_> {
         let spec = Arc::new(TableSpec::new("rows", KeyAttribute::text("pk")));
-        Target { write, spec, key: Key::new("pk", "a"), held: Held::new() }
+        Target { write, spec, key: Key::new("pk", "a"), held: Held::new(), absent: false }
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl Inner {
             // Mostly it is there already, and whoever may not create may still use it.
             if let Some(known) = self.look_up(by, &asked.name, progress).await? {
                 asked.check_same_key(&known.spec)?;
-                if merged(&known.spec, asked) == known.spec {
+                if merged(&known.spec, asked)? == known.spec {
                     return Ok(());
                 }
             }
@@ -118,7 +118,7 @@ impl Inner {
         let wanted = match &existing {
             Some(existing) => {
                 asked.check_same_key(&existing.spec)?;
-                merged(&existing.spec, asked)
+                merged(&existing.spec, asked)?
             }
             None => asked.clone(),
         };

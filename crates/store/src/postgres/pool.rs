@@ -237,8 +237,10 @@ impl Lease {
         params: Vec<&(dyn ToSql + Sync)>,
     ) -> Result<Vec<Row>, Failure> {
         self.prepare(&[text]).await?;
+        // For this statement alone: the next user of the connection has a deadline of its own.
         let limit = self.batch(format!("SET statement_timeout = {}", self.pool.server_millis(by)));
-        let (limited, rows) = tokio::join!(biased; limit, self.step(text, params));
+        let unlimit = self.batch("RESET statement_timeout".to_owned());
+        let (limited, rows, _) = tokio::join!(biased; limit, self.step(text, params), unlimit);
         limited?;
         Ok(rows?)
     }

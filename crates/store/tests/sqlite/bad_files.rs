@@ -93,6 +93,7 @@ async fn a_read_only_file_is_named() {
 async fn an_address_without_a_file_is_refused() {
     for (address, message) in [
         ("sqlite:", "names no file"),
+        ("sqlite::memory:", "or memory: for no file"),
         ("sqlite:/no/such/dir/tenure.db", "does its directory exist"),
         ("sqlite:x.db?sweep=1", "did you mean `sweep_seconds`"),
     ] {
