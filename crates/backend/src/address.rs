@@ -258,8 +258,8 @@ mod tests {
         assert_eq!(parsed("postgres://ann@db/app").to_string(), "postgres://ann@db/app");
         assert_eq!(parsed("sqlite:/a@b.db").to_string(), "sqlite:/a@b.db");
         assert_eq!(parsed("postgres://:s3cret@db").to_string(), "postgres://:***@db");
-        assert!(!parsed("postgres://ann:a?b=s3cret@db/app").to_string().contains("s3cret"));
         for bad in [
+            "postgres://ann:a?b=s3cret@db/app",
             "postgres://ann:a?s3cret@db/app",
             "postgres://ann:a?s3cret@db/app?b=c",
             "postgres://db/app?password=s3cret%zz",

@@ -127,3 +127,19 @@ async fn faults_can_be_named_by_address() {
         assert!(error.chain().contains(message), "{address}: {}", error.chain());
     }
 }
+
+/// An error that says "it did not happen" stays true: only what was applied is sent twice.
+#[tokio::test]
+async fn what_failed_is_not_duplicated_later() {
+    let twice = FaultRates { duplicated: 1.0, late_by_max: Duration::from_secs(1), ..FaultRates::default() };
+    let world = World::with(FaultRates { failed: 1.0, ..FaultRates::default() }).await;
+    let clock: Arc<dyn tenure_clock::Clock> = Arc::new(world.time.clock());
+    let faults = Arc::new(Faults::new(twice, Entropy::seeded(1)).unwrap());
+    let outer = Faulty::new(world.faulty, faults, clock);
+    let put = outer.put(BY, "rows", Item::new().with("pk", "a"), Condition::Always).await;
+    assert_eq!(put.unwrap_err().kind(), Kind::Unavailable);
+    world.time.advance(Duration::from_secs(2));
+    outer.faults().set_rates(FaultRates::default()).unwrap();
+    let _ = outer.get(BY, "rows", &Key::new("pk", "x")).await;
+    assert_eq!(world.memory.get(BY, "rows", &Key::new("pk", "a")).await.unwrap(), None);
+}

@@ -122,3 +122,51 @@ fn many_openers_of_a_new_file_agree() {
         }
     });
 }
+
+/// SQLite may give up a whole transaction by itself (disk full). Whoever was in it, or was to come
+/// after, is told that nothing happened, and the engine goes on.
+#[tokio::test]
+async fn a_transaction_that_sqlite_gave_up_is_known_not_to_have_landed() {
+    let dir = tempfile::tempdir().unwrap();
+    let engine = Arc::new(open(&dir.path().join("a.db")).unwrap());
+    let (holding, held) = oneshot::channel();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let holder = {
+        let engine = engine.clone();
+        tokio::spawn(async move {
+            let hold = move |_: &Connection| {
+                holding.send(()).unwrap();
+                released.recv().unwrap();
+                Ok(())
+            };
+            engine.write(soon(), hold).await
+        })
+    };
+    held.await.unwrap();
+    // These gather behind the holder, in this order, and are carried out together.
+    let gathered: Vec<_> = (0..4)
+        .map(|id| {
+            let engine = engine.clone();
+            tokio::spawn(async move {
+                let work = move |connection: &Connection| {
+                    insert(id)(connection)?;
+                    if id == 1 {
+                        connection.execute_batch("ROLLBACK").unwrap();
+                    }
+                    Ok(())
+                };
+                engine.write(soon(), work).await
+            })
+        })
+        .collect();
+    tokio::task::yield_now().await;
+    release.send(()).unwrap();
+    holder.await.unwrap().unwrap();
+    for task in gathered {
+        let refused = task.await.unwrap().unwrap_err();
+        assert_eq!(refused.kind(), Kind::Unavailable, "{refused:?}");
+        assert!(refused.chain().contains("rolled back"), "{refused:?}");
+    }
+    engine.write(soon(), insert(9)).await.unwrap();
+    assert_eq!(count(&engine).await, 1);
+}

@@ -139,7 +139,6 @@ macro_rules! store_conformance {
             bad_pages_are_invalid
             tables_describe_themselves
             a_table_is_created_once_by_many
-            tables_whose_names_differ_in_case_are_two
             an_index_that_contradicts_another_is_refused
             a_table_of_another_shape_is_refused
             an_index_may_come_later

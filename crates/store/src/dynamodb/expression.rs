@@ -510,12 +510,7 @@ mod tests {
               :v3 N(1)
               :v4 S("y")"#]],
         );
-        check_update(
-            Update::new(),
-            Condition::Always,
-            &[],
-            expect![""],
-        );
+        check_update(Update::new(), Condition::Always, &[], expect![""]);
     }
 
     #[test]

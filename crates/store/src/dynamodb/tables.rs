@@ -16,7 +16,7 @@ use super::DynamoDb;
 use super::description::{Described, State};
 use super::failure::{Failure, Intent};
 use crate::no_such_table;
-use crate::table::{IndexSpec, KeyAttribute, KeyType, Projection, TableSpec, valid_table_name};
+use crate::table::{IndexSpec, KeyAttribute, KeyType, Projection, TableSpec, merged, valid_table_name};
 
 /// How often a table is looked at while it is being made: soon at first, for emulators; then seldom,
 /// because DynamoDB takes ten seconds and more.
@@ -206,6 +206,7 @@ fn next_step<'a>(described: Option<&Described>, asked: &'a TableSpec) -> Result<
         State::Usable | State::Changing | State::Creating => {}
     }
     asked.check_same_key(&described.spec)?;
+    merged(&described.spec, asked)?;
     let missing = described.missing_index(asked)?;
     if described.state != State::Usable {
         return Ok(Step::Wait("the table is being made or changed"));

@@ -62,13 +62,17 @@ impl<S: Store> Story<'_, S> {
                 .push(format!("check {when:?} of {item:?}\n  expected {expected}\n  found    {found}"));
         }
 
+        // The row afterwards; none if an update that only removes found none.
         let changed = |from: &Item| {
+            if from.is_empty() && change.only_removes() {
+                return Ok(None);
+            }
             let mut row = if from.is_empty() { self.key.as_item().clone() } else { from.clone() };
-            change.apply(&mut row).map(|()| row)
+            change.apply(&mut row).map(|()| Some(row))
         };
         let (expected, after) = if when.holds(&before) {
             match changed(&before) {
-                Ok(row) => (format!("applied {row:?}"), Some(row)),
+                Ok(row) => (format!("applied {:?}", row.clone().unwrap_or_default()), row),
                 Err(_) => ("invalid".to_owned(), item.clone()),
             }
         } else {
@@ -92,8 +96,9 @@ impl<S: Store> Story<'_, S> {
         // Once more, in a transaction and without a condition, on what is there now.
         let before = row.clone().unwrap_or_default();
         let (expected, after) = match changed(&before) {
-            Ok(row) => ("applied {}", Some(row)),
-            Err(_) => ("invalid", row.clone()),
+            // A transaction takes no update without changes.
+            Ok(row) if !change.changes().is_empty() => ("applied {}", row),
+            _ => ("invalid", row.clone()),
         };
         let Write::Update { table, key, change, .. } = update else { unreachable!("made above") };
         let again = Write::Update { table, key, change, when: Condition::Always };

@@ -21,6 +21,11 @@ async fn open() -> Subject {
 
 tenure_store::store_conformance!(open);
 
+#[tokio::test]
+async fn tables_whose_names_differ_in_case_are_two() {
+    tenure_store::conformance::tables_whose_names_differ_in_case_are_two(open().await).await;
+}
+
 /// The server that tests share.
 fn server() -> String {
     std::env::var("TENURE_TEST_POSTGRES").unwrap_or_else(|_| {

@@ -20,6 +20,11 @@ async fn open() -> Subject {
 
 tenure_store::store_conformance!(open);
 
+#[tokio::test]
+async fn tables_whose_names_differ_in_case_are_two() {
+    tenure_store::conformance::tables_whose_names_differ_in_case_are_two(open().await).await;
+}
+
 fn open_at(path: &Path) -> Sqlite {
     Sqlite::open(path, &env(0)).unwrap()
 }
