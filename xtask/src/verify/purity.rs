@@ -8,12 +8,22 @@ use super::source::{blank, code_without_tests};
 
 /// Pure files outside a machine's folder. One that is missing is a finding: after a move, the check
 /// would pass by looking at nothing.
-const PURE_FILES: [&str; 5] = [
+const PURE_FILES: [&str; 15] = [
+    "crates/fault-proxy/src/script.rs",
+    "crates/store/src/codec.rs",
     "crates/store/src/condition.rs",
-    "crates/store/src/update.rs",
+    "crates/store/src/dynamodb/expression.rs",
     "crates/store/src/item.rs",
-    "crates/stream/src/shard.rs",
+    "crates/store/src/number.rs",
+    "crates/store/src/table.rs",
+    "crates/store/src/update.rs",
+    "crates/store/src/write.rs",
+    "crates/stream/src/limits.rs",
+    "crates/stream/src/lineage.rs",
     "crates/stream/src/record.rs",
+    "crates/stream/src/reshaping.rs",
+    "crates/stream/src/sequence.rs",
+    "crates/stream/src/shard.rs",
 ];
 
 const FORBIDDEN: [(&str, &str); 6] = [
