@@ -84,8 +84,10 @@ pub(crate) enum Spot {
     ArrivedAt(WallTime),
 }
 
-/// What a position means while the stream's highest number is `counter`.
-pub(crate) fn spot(position: &Position, counter: u64, now: WallTime) -> Result<Spot> {
+/// What a position means while the stream's highest number is `counter` and its newest date `newest`.
+///
+/// Dates never go back, so after the wall clock did they lie ahead of `now`.
+pub(crate) fn spot(position: &Position, counter: u64, newest: WallTime, now: WallTime) -> Result<Spot> {
     // One past the newest is where a reader goes on after everything before was trimmed.
     let known = |sequence: &SequenceNumber, highest: u64| {
         sequence.as_u64().filter(|&number| number <= highest).ok_or_else(|| {
@@ -99,7 +101,7 @@ pub(crate) fn spot(position: &Position, counter: u64, now: WallTime) -> Result<S
         Position::Latest => Spot::From(counter + 1),
         Position::At(sequence) => Spot::From(known(sequence, counter + 1)?),
         Position::After(sequence) => Spot::From(known(sequence, counter)? + 1),
-        Position::AtTimestamp(time) if *time > now => Spot::From(counter + 1),
+        Position::AtTimestamp(time) if *time > now.max(newest) => Spot::From(counter + 1),
         Position::AtTimestamp(time) => Spot::ArrivedAt(*time),
     })
 }
@@ -116,6 +118,17 @@ pub(crate) fn cursor_start(cursor: &Cursor) -> Result<u64> {
         _ => None,
     }
     .ok_or_else(|| Error::invalid("the cursor belongs to another stream: make one with `cursor`"))
+}
+
+/// Refuses a cursor that stands beyond everything: it was made for an earlier stream of that name, and
+/// would skip what this one gets until its numbers have caught up.
+pub(crate) fn check_within(from: u64, counter: u64) -> Result<()> {
+    if from <= counter + 1 {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the cursor stands at {from}, but the stream's newest number is {counter}: it was created anew; begin again"
+    )))
 }
 
 /// What a shard has lost to trimming.
@@ -135,8 +148,9 @@ impl Horizon {
 /// Puts together what a read of an embedded stream answers.
 pub(crate) fn batch(cursor: &Cursor, records: Vec<Stored>, more: bool, closed: bool, now: WallTime) -> Batch {
     let behind = match records.last() {
+        // Never zero while more waits, whatever the wall clock says: zero means "caught up".
         Some(last) if more => Duration::from_millis(
-            now.as_millis().saturating_sub(last.arrived.as_millis()).max(0).unsigned_abs(),
+            now.as_millis().saturating_sub(last.arrived.as_millis()).max(1).unsigned_abs(),
         ),
         _ => Duration::ZERO,
     };

@@ -302,7 +302,7 @@ impl Kinesis {
         loop {
             self.active(by).await?;
             match change().await {
-                Ok(()) => return self.active(by).await,
+                Ok(()) => return self.active(by).await.map_err(|failed| begun(failed.error).into()),
                 // Somebody else's change came between: what was sent was refused.
                 Err(error)
                     if error.kind() == Kind::Unavailable && self.clock.monotonic() + STATUS_POLL_MIN < by =>
@@ -535,7 +535,8 @@ impl Stream for Kinesis {
 
     async fn rescale(&self, by: Monotonic, shards: u32) -> Result<()> {
         check_shard_count(shards)?;
-        let mut now = self.active(by).await?.open_shards;
+        let first = self.active(by).await?.open_shards;
+        let mut now = first;
         while now != shards {
             // One call may at most double the shards, or halve them.
             let target = shards.clamp(now.div_ceil(2), now.saturating_mul(2));
@@ -550,7 +551,8 @@ impl Stream for Kinesis {
                         .send();
                     self.change(by, "rescale", call).await.map(drop)
                 })
-                .await?
+                .await
+                .map_err(|failed| if now == first { failed.error } else { begun(failed.error) })?
                 .open_shards;
             if reached == now {
                 return Err(Error::invalid(format!("Kinesis left stream `{}` at {now} shards", self.name)));
@@ -707,6 +709,12 @@ fn at_position(call: GetShardIteratorFluentBuilder, position: &Position) -> GetS
             .shard_iterator_type(ShardIteratorType::AtTimestamp)
             .timestamp(DateTime::from_millis(time.as_millis())),
     }
+}
+
+/// A change was accepted, and then something failed: whatever that was, "it did not happen" is not true.
+fn begun(error: Error) -> Error {
+    Error::new(Kind::Unknown, "the change was begun, and how it ended is not known: list the shards")
+        .because(error.chain())
 }
 
 fn shard(shard: aws_sdk_kinesis::types::Shard) -> Result<Shard> {

@@ -255,7 +255,7 @@ impl Log {
     fn cursor(&self, shard: &ShardId, position: &Position, now: WallTime) -> Result<Cursor> {
         let number = self.lineage.named(shard)?.number;
         let log = self.shards.get(&number);
-        let next = match embedded::spot(position, self.counter, now)? {
+        let next = match embedded::spot(position, self.counter, self.newest, now)? {
             Spot::From(next) => next,
             Spot::Oldest => log.map_or(0, |log| log.trimmed) + 1,
             Spot::ArrivedAt(time) => {
@@ -291,6 +291,9 @@ impl Log {
                 bytes += entry.stored.data.len() + entry.stored.partition_key.len();
                 records.push(entry.stored.clone());
             }
+        }
+        if records.is_empty() {
+            embedded::check_within(from, self.counter)?;
         }
         Ok(Read::Records(embedded::batch(cursor, records, more, entry.closed.is_some(), now)))
     }

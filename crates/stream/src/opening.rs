@@ -123,7 +123,7 @@ mod tests {
             assert!(refused("sqlite:/tmp/x?name=a/b").await.contains("stream name `a/b`"));
         }
         #[cfg(not(feature = "kinesis"))]
-        assert!(refused("kinesis:orders").await.contains("build with --features kinesis"));
+        assert!(refused("kinesis:orders").await.contains("--features aws"));
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_backend::{Kind, Result};
+use tenure_backend::{Error, Kind, Result};
 use tenure_clock::Monotonic;
 
 use crate::{Cursor, HashKey, Limits, Position, Put, Read, Record, Shard, ShardId};
@@ -187,7 +187,7 @@ pub trait StreamExt: sealed::Sealed {
     /// landed.
     ///
     /// # Errors
-    /// As [`Stream::put`]; after `Unknown` the earlier calls' records are stored, too.
+    /// As [`Stream::put`] if nothing was put before; later only `Unknown`: earlier records are stored.
     async fn put_all(&self, by: Monotonic, records: &[Record]) -> Result<Vec<Put>>;
 }
 
@@ -220,7 +220,11 @@ impl<S: Stream + ?Sized> StreamExt for S {
                 {
                     results.resize(records.len(), Put::Throttled);
                 }
-                Err(error) => return Err(error),
+                Err(error) if results.is_empty() => return Err(error),
+                Err(error) => {
+                    let stored = format!("the first {} records were put, the rest was not", results.len());
+                    return Err(Error::new(Kind::Unknown, stored).because(error.chain()));
+                }
             }
         }
         Ok(results)

@@ -111,3 +111,65 @@ async fn dates_do_not_fall_when_the_clock_does() {
         .collect();
     assert_eq!(dates, [5000, 5000, 5000, 9000]);
 }
+
+/// Nor does it hide records: whoever has more to read is behind, and a date ahead of now is found.
+#[tokio::test]
+async fn a_clock_that_was_set_back_hides_no_record() {
+    let (time, _) = world();
+    let clock = time.node(0, 0);
+    let env = Env { clock: Arc::new(clock.clone()), entropy: Entropy::seeded(1) };
+    let dir = tempfile::tempdir().unwrap();
+    let sqlite = Sqlite::open(&dir.path().join("a"), "a", &env).unwrap();
+    let memory = Memory::new("a", env.clock.clone()).unwrap();
+    for stream in [&sqlite as &dyn Stream, &memory] {
+        clock.set_skew_millis(0);
+        stream.create(BY, &StreamSpec::default()).await.unwrap();
+        stream.put(BY, &[Record::new("k", "x"), Record::new("k", "y")]).await.unwrap();
+        clock.set_skew_millis(-60_000);
+        let shard = ShardId::numbered(0);
+        let oldest = stream.cursor(BY, &shard, &Position::TrimHorizon).await.unwrap();
+        let Read::Records(batch) = stream.read(BY, &oldest, 1).await.unwrap() else { panic!("trimmed") };
+        assert!(!batch.behind.is_zero(), "another record waits");
+        let ahead = Position::AtTimestamp(WallTime::from_millis(1_700_000_000_000 - 30_000));
+        let cursor = stream.cursor(BY, &shard, &ahead).await.unwrap();
+        let Read::Records(batch) = stream.read(BY, &cursor, 10).await.unwrap() else { panic!("trimmed") };
+        assert_eq!(batch.records.len(), 2);
+    }
+}
+
+/// However small the records and however fast they come, what is kept stays near its bound.
+#[tokio::test]
+async fn many_small_records_stay_within_the_bytes_kept() {
+    let (_, env) = world();
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Sqlite::open(&dir.path().join("a"), "a", &env).unwrap();
+    let spec = StreamSpec { retention_bytes: Some(20_000), ..StreamSpec::default() };
+    stream.create(BY, &spec).await.unwrap();
+    let records: Vec<_> = (0..500).map(|_| Record::new("k", "123")).collect();
+    // 80 puts of 2000 bytes, all in one moment of the clock.
+    for _ in 0..80 {
+        stream.put(BY, &records).await.unwrap();
+    }
+    let kept = super::everything(&stream, BY).await.len() * 4;
+    assert!(kept <= 40_000, "{kept} bytes are kept where 20000 were asked for");
+}
+
+/// A cursor of a stream that was deleted does not wait in the one that took its name.
+#[tokio::test]
+async fn an_old_cursor_is_refused_by_a_stream_made_anew() {
+    let (_, env) = world();
+    let dir = tempfile::tempdir().unwrap();
+    let sqlite = Sqlite::open(&dir.path().join("a"), "a", &env).unwrap();
+    let memory = Memory::new("a", env.clock.clone()).unwrap();
+    for stream in [&sqlite as &dyn Stream, &memory] {
+        stream.create(BY, &StreamSpec::default()).await.unwrap();
+        let records: Vec<_> = (0..10).map(|_| Record::new("k", "x")).collect();
+        stream.put(BY, &records).await.unwrap();
+        let old = stream.cursor(BY, &ShardId::numbered(0), &Position::Latest).await.unwrap();
+        stream.delete(BY).await.unwrap();
+        stream.create(BY, &StreamSpec::default()).await.unwrap();
+        stream.put(BY, &records[..3]).await.unwrap();
+        let refused = stream.read(BY, &old, 10).await.unwrap_err();
+        assert!(refused.chain().contains("created anew"), "{refused:?}");
+    }
+}

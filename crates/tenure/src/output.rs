@@ -6,7 +6,8 @@ use std::io::{self, BufWriter, ErrorKind, Stdout, Write};
 
 use serde::Serialize;
 
-/// Nobody reads our output any more, as after `| head`. The command ends quietly, with success.
+/// Nobody reads our output any more, as after `| head`. A command that only shows things ends quietly,
+/// with success.
 #[derive(Debug)]
 pub(crate) struct Closed;
 

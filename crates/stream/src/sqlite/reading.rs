@@ -39,8 +39,9 @@ pub(super) fn cursor(work: &Work<'_>, shard: ShardId, position: &Position) -> Re
     let head = work.head()?;
     let place = place(work, &head, &shard)?;
     let tables = Tables::of(head.id);
-    let counter = work.newest(&head, &tables)?.sequence;
-    let next = match embedded::spot(position, counter, work.now())? {
+    let newest = work.newest(&head, &tables)?;
+    let counter = newest.sequence;
+    let next = match embedded::spot(position, counter, newest.arrived, work.now())? {
         Spot::From(next) => next,
         Spot::Oldest => place.horizon.trimmed + 1,
         Spot::ArrivedAt(time) => arrived_at(work, &tables, &place, time, counter)?,
@@ -103,6 +104,9 @@ pub(super) fn read(work: &Work<'_>, cursor: &Cursor, limit: usize) -> Result<Rea
         let stored = work.sql(stored)?;
         bytes += stored.data.len() + stored.partition_key.len();
         records.push(stored);
+    }
+    if records.is_empty() {
+        embedded::check_within(from, work.newest(&head, &seen.tables)?.sequence)?;
     }
     Ok(Read::Records(embedded::batch(cursor, records, more, place.closed, work.now())))
 }

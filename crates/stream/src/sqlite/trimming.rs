@@ -45,6 +45,13 @@ impl Pace {
     }
 }
 
+impl Pace {
+    /// The next step is due at once.
+    fn hurry(&mut self) {
+        self.next = Monotonic::default();
+    }
+}
+
 /// Whether a reader sees something that should have gone, at most once per interval.
 pub(super) fn overdue(work: &Work<'_>) -> Result<bool> {
     let due = work.shared.pace.lock().unwrap_or_else(PoisonError::into_inner).due(
@@ -116,13 +123,19 @@ fn drop_records(
     newest: Newest,
     oldest_kept: WallTime,
 ) -> Result<()> {
-    let mut through = None;
+    let (mut through, mut dropped) = (None, 0);
     let mut last_of_shard = BTreeMap::new();
     for row in oldest(work, seen, STEP)?.iter().take_while(|row| row.must_go(&newest, head, oldest_kept)) {
         last_of_shard.insert(row.shard, row.sequence);
         through = Some(row.sequence);
+        dropped += 1;
     }
     let Some(through) = through else { return Ok(()) };
+    if dropped == STEP {
+        // There may be more to drop: the next put takes the next step. A put stores fewer records than a
+        // step drops, so what is kept comes back to its bound however fast records come in.
+        work.shared.pace.lock().unwrap_or_else(PoisonError::into_inner).hurry();
+    }
     let mut mark = work.sql(work.connection.prepare_cached(
         "UPDATE shards SET trimmed_seq = max(trimmed_seq, ?3) WHERE stream = ?1 AND number = ?2",
     ))?;

@@ -11,12 +11,13 @@ pub(crate) mod stream;
 
 use std::process::ExitCode;
 
+use anyhow::anyhow;
 use tenure_backend::Env;
 
 use crate::arguments::{Arguments, Command, Global};
 use crate::context::Context;
 use crate::failure::misuse;
-use crate::output::Output;
+use crate::output::{Closed, Output};
 use crate::settings::{self, Loaded, Settings};
 use crate::{logging, serving};
 
@@ -25,6 +26,15 @@ use crate::{logging, serving};
 /// # Errors
 /// What `failure::report` makes a line and a status of.
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let only_looks = arguments.command.only_looks();
+    carry_out(arguments).await.map_err(|error| match error.downcast_ref::<Closed>() {
+        // Whoever closed our output must not take what was refused or given up for done.
+        Some(_) if !only_looks => anyhow!("standard output was closed before the outcome could be told"),
+        _ => error,
+    })
+}
+
+async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { global, command } = arguments;
     if global.metrics.is_some() && !command.is_long_running() {
         return Err(misuse(
@@ -71,6 +81,16 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
 }
 
 impl Command {
+    /// Whether the command shows things and changes nothing, so that its output may be cut short.
+    const fn only_looks(&self) -> bool {
+        match self {
+            Self::Store(args) => args.only_looks(),
+            Self::Stream(args) => args.only_looks(),
+            Self::Completions(_) | Self::Man(_) => true,
+            _ => false,
+        }
+    }
+
     /// Whether the command stays until it is asked to end.
     const fn is_long_running(&self) -> bool {
         match self {

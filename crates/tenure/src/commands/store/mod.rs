@@ -40,6 +40,11 @@ enum Verb {
 }
 
 impl Args {
+    /// Whether nothing is changed.
+    pub(crate) const fn only_looks(&self) -> bool {
+        matches!(self.verb, Verb::Get(_) | Verb::Scan(_) | Verb::Watch(_) | Verb::Describe(_))
+    }
+
     /// Whether the command stays until it is asked to end.
     pub(crate) const fn is_long_running(&self) -> bool {
         matches!(self.verb, Verb::Watch(_))

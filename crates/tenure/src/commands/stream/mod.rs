@@ -61,6 +61,11 @@ Examples:
 }
 
 impl Args {
+    /// Whether nothing is changed.
+    pub(crate) const fn only_looks(&self) -> bool {
+        matches!(self.verb, Verb::Describe | Verb::List | Verb::Tail(_))
+    }
+
     /// Whether the command stays until it is asked to end.
     pub(crate) const fn is_long_running(&self) -> bool {
         match &self.verb {
