@@ -31,7 +31,7 @@ const FREE_BYTES_MIN: u64 = 1 << 30;
 #[command(after_help = "\
 Checks the settings, the store, the stream, the database under [postgres] if there is one, and the machine.
 To try the store it makes the table `tenure_doctor` (where it is missing), and in it writes, reads, refuses and removes
-one row of its own. The stream and the database are only looked at.
+one row of its own. The stream and the database are only looked at (a SQLite file that is missing is created, empty).
 Exit status 1 if a check fails; warnings do not count.
 
 Examples:
