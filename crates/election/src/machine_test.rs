@@ -1,0 +1,1 @@
+//! The rules of `machine.rs`, told as short timelines.
