@@ -964,11 +964,10 @@ impl Machine {
 
     /// The next read: up to a quarter sooner than the poll period, so that followers do not march in step.
     fn after_poll(&self, now: Now) -> Monotonic {
-        let quarter = self.timing.poll / 4;
-        #[allow(clippy::cast_possible_truncation, reason = "32 bits of a nonce are as random as all of them")]
-        let draw = now.nonce.0 as u32;
-        let sooner =
-            Duration::from_nanos(u64::try_from(quarter.as_nanos()).unwrap_or(0) * u64::from(draw) >> 32);
+        // 32 bits of the nonce as a fraction: they are as random as all of them.
+        let draw = now.nonce.0 & u128::from(u32::MAX);
+        let sooner_nanos = ((self.timing.poll / 4).as_nanos() * draw) >> 32;
+        let sooner = Duration::from_nanos(u64::try_from(sooner_nanos).unwrap_or(0));
         now.monotonic + (self.timing.poll - sooner)
     }
 }
