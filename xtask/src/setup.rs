@@ -66,11 +66,12 @@ pub(crate) fn ensure(cache: &Cache, needs: Vec<Need>) -> Result<()> {
     // Looked at again under the lock: another run may have installed it while we waited.
     let _lock = cache.lock_setup()?;
     let missing = missing(cache, &needs);
-    let packages = missing.iter().flat_map(|need| need.debian_packages()).copied().collect::<Vec<_>>();
-    if !packages.is_empty() {
-        install_debian(&packages)?;
+    let (from_debian, from_elsewhere) =
+        missing.into_iter().partition::<Vec<_>, _>(|need| !need.debian_packages().is_empty());
+    if !from_debian.is_empty() {
+        install_debian(&from_debian)?;
     }
-    for need in missing.into_iter().filter(|need| need.debian_packages().is_empty()) {
+    for need in from_elsewhere {
         need.install(cache).with_context(|| format!("set up {}", need.name()))?;
     }
     Ok(())
@@ -173,20 +174,27 @@ impl NpmPackage {
 
 // === Debian ===
 
-fn install_debian(packages: &[&str]) -> Result<()> {
-    let commands = format!("apt-get update && apt-get install -y {}", packages.join(" "));
-    ensure!(on_path("apt-get").is_some(), "missing: {packages:?}. Install them and run this again");
+fn install_debian(missing: &[Need]) -> Result<()> {
+    let names = missing.iter().map(|need| need.name()).collect::<Vec<_>>().join(", ");
+    let packages = missing.iter().flat_map(|need| need.debian_packages()).copied().collect::<Vec<_>>();
+    let list = packages.join(" ");
+    let commands = format!("apt-get update && apt-get install -y --no-install-recommends {list}");
+    ensure!(on_path("apt-get").is_some(), "missing: {names}. Install them and run this again");
     if !rustix::process::geteuid().is_root() {
-        bail!("something is missing and only root can install it. Run:\n\n    sudo sh -c '{commands}'\n");
+        bail!(
+            "missing: {names}. Only root can install them. Run\n\n    sudo sh -c '{commands}'\n\nand this again"
+        );
     }
     let step = Step::begin("apt-get update");
     child::run_quietly(&mut apt_get(&["update"]), &step)
         .with_context(|| format!("apt-get has no package lists. Once it has: {commands}"))?;
     step.done("done");
 
-    let step = Step::begin(format!("apt-get install {}", packages.join(" ")));
+    // Told once: in the label of the step it would leave no room for how far that has come.
+    eprintln!("to install from Debian: {list}");
+    let step = Step::begin("apt-get install");
     let no_cluster = packages.contains(&"postgresql").then(NoMainCluster::announce).transpose()?;
-    child::run_quietly(apt_get(&["install", "-y", "--no-install-recommends"]).args(packages), &step)
+    child::run_quietly(apt_get(&["install", "-y", "--no-install-recommends"]).args(&packages), &step)
         .with_context(|| format!("by hand: {commands}"))?;
     drop(no_cluster);
     step.done("installed");
@@ -258,20 +266,25 @@ fn build_loopback(folder: &Path) -> Result<()> {
 
 // === Looking ===
 
-/// The folder with `initdb` and `postgres`: Debian keeps them off the PATH, by version.
+/// The folder with Postgres's programs: Debian keeps them off the PATH, by version.
 pub(crate) fn postgres_programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let newest = versions
         .filter_map(|entry| {
             let version = entry.file_name().to_str()?.parse::<u32>().ok()?;
             let programs = entry.path().join("bin");
-            programs.join("initdb").is_file().then_some((version, programs))
+            has_postgres(&programs).then_some((version, programs))
         })
         .max();
     match newest {
         Some((_, programs)) => Some(programs),
-        None => on_path("initdb").and_then(|path| path.parent().map(Path::to_path_buf)),
+        None => env::split_paths(&env::var_os("PATH")?).find(|folder| has_postgres(folder)),
     }
+}
+
+/// All that services start; a machine may have some of them without the others.
+fn has_postgres(folder: &Path) -> bool {
+    ["initdb", "postgres", "psql"].iter().all(|program| folder.join(program).is_file())
 }
 
 fn on_path(program: &str) -> Option<PathBuf> {
@@ -287,6 +300,17 @@ mod tests {
     fn embedded_needs_neither_java_nor_node() {
         let needs = needs(true);
         assert!(!needs.contains(&Need::Java) && !needs.contains(&Need::Node));
+    }
+
+    #[test]
+    fn half_a_postgres_is_none() {
+        let folder = env::temp_dir().join(format!("tenure-setup-test-{}", std::process::id()));
+        fs::create_dir(&folder).expect("a folder");
+        for (program, whole) in [("initdb", false), ("postgres", false), ("psql", true)] {
+            fs::write(folder.join(program), "").expect("a file");
+            assert_eq!(has_postgres(&folder), whole, "with {program}");
+        }
+        fs::remove_dir_all(&folder).expect("removed");
     }
 
     #[test]
