@@ -10,6 +10,9 @@ use crate::services::{Instances, Kind};
 use crate::setup;
 use crate::workspace::cargo;
 
+/// Those with tests under `cfg(not(feature = …))`.
+const OPENING_CRATES: [&str; 2] = ["tenure-store", "tenure-stream"];
+
 pub(crate) struct Selection {
     pub(crate) embedded: bool,
     pub(crate) long: bool,
@@ -31,18 +34,17 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
         child::run(command)
     };
 
-    let tests = run(nextest(&selection).args(&selection.nextest))?;
-    let doc_tests = match selection.nextest.is_empty() {
-        true => Some(run(&mut with_features(cargo(["test", "--workspace", "--doc"]), &selection))?),
-        false => None,
-    };
+    let mut runs = vec![("tests", run(nextest(&selection).args(&selection.nextest))?)];
+    // Whoever names tests means those.
+    if selection.nextest.is_empty() {
+        runs.push(("tests without features", run(&mut without_features())?));
+        let mut doc_tests = with_features(cargo(["test", "--workspace", "--doc"]), &selection);
+        runs.push(("doc tests", run(&mut doc_tests)?));
+    }
     services.down()?;
 
-    let failed = [("tests", Some(tests)), ("doc tests", doc_tests)]
-        .into_iter()
-        .filter(|(_, status)| status.is_some_and(|status| !status.success()))
-        .map(|(name, _)| name)
-        .collect::<Vec<_>>();
+    let failed =
+        runs.iter().filter(|(_, status)| !status.success()).map(|(name, _)| *name).collect::<Vec<_>>();
     if failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
@@ -65,6 +67,14 @@ fn build(selection: &Selection) -> Result<()> {
 
 fn nextest(selection: &Selection) -> Command {
     with_features(cargo(["nextest", "run", "--workspace"]), selection)
+}
+
+/// What a build says of a backend that it leaves out is compiled only where that is so. Unit tests
+/// of the crates that open addresses see it, and without backends they are quick to build.
+fn without_features() -> Command {
+    let mut command = cargo(["nextest", "run", "--lib", "--no-default-features"]);
+    command.args(OPENING_CRATES.iter().flat_map(|name| ["--package", name]));
+    command
 }
 
 fn with_features(mut command: Command, selection: &Selection) -> Command {
