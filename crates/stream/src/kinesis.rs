@@ -11,24 +11,31 @@
 //! ```
 //!
 //! An iterator lives for five minutes. A cursor therefore carries the place in its own terms, too, and
-//! an expired iterator is replaced without the caller noticing.
+//! an expired iterator is replaced without the caller noticing. For one at LATEST that has seen no
+//! record yet the place is the moment at which Kinesis made it, by Kinesis's own clock and a second
+//! early: records of that second may come, none is passed over, however wrong this machine's clock is.
+//!
+//! A stream is born with a retention of 24 hours and raised afterwards, by another call. `create`
+//! therefore also raises one that it finds with 24 hours, if more is asked for: an earlier `create`
+//! may have come no further. Any other retention is left as it is.
 //!
 //! Kinesis does not say that a position has been trimmed: it begins with the oldest record there is.
 //! `Read::Trimmed` never comes from here; watch `behind` against the retention.
 
 use std::error::Error as StdError;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_config::BehaviorVersion;
 use aws_config::retry::RetryConfig;
 use aws_sdk_kinesis::Client;
-use aws_sdk_kinesis::config::{Credentials, Region};
-use aws_sdk_kinesis::error::{ConnectorError, ProvideErrorMetadata, SdkError};
+use aws_sdk_kinesis::config::interceptors::BeforeDeserializationInterceptorContextRef;
+use aws_sdk_kinesis::config::{ConfigBag, Credentials, Intercept, Region, RuntimeComponents};
+use aws_sdk_kinesis::error::{BoxError, ConnectorError, ProvideErrorMetadata, SdkError};
 use aws_sdk_kinesis::operation::get_shard_iterator::builders::GetShardIteratorFluentBuilder;
-use aws_sdk_kinesis::primitives::{Blob, DateTime};
+use aws_sdk_kinesis::primitives::{Blob, DateTime, DateTimeFormat};
 use aws_sdk_kinesis::types::{
     PutRecordsRequestEntry, PutRecordsResultEntry, ScalingType, ShardIteratorType, StreamDescriptionSummary,
     StreamStatus,
@@ -50,6 +57,9 @@ const READ_POLL: Duration = Duration::from_millis(200);
 /// two looks: describing is limited to a few calls per second and account.
 const STATUS_POLL_MIN: Duration = Duration::from_millis(50);
 const STATUS_POLL_MAX: Duration = Duration::from_secs(1);
+
+/// How far the clock that dates an answer may be before the one that dates records.
+const CLOCKS_APART_MAX: Duration = Duration::from_secs(1);
 
 /// What Kinesis keeps at most.
 const RETENTION_HOURS_MAX: u64 = 8760;
@@ -325,18 +335,67 @@ impl Kinesis {
         Ok(answer.shard_iterator.map(Into::into))
     }
 
-    async fn keep_for(&self, by: Monotonic, age: Duration) -> Result<(), Failed> {
-        let hours = age.as_secs().div_ceil(3600);
-        if hours <= RETENTION_AGE.as_secs() / 3600 {
-            return Ok(());
-        }
-        let call = self
+    /// An iterator at the end of the shard, and a place that is not behind it and stays where it is.
+    async fn latest(&self, by: Monotonic, shard: &ShardId) -> Result<(Option<Arc<str>>, Position)> {
+        let date = AnswerDate::default();
+        let call = self.client.get_shard_iterator().stream_name(&*self.name).shard_id(shard.as_str());
+        let call = at_position(call, &Position::Latest).customize().interceptor(date.clone()).send();
+        let asked = self.clock.monotonic();
+        let answer = self.look(by, "cursor", call).await?;
+        // Somewhere between question and answer. Dates are in whole seconds, rounded down.
+        let took = self.clock.monotonic().since(asked);
+        let place = match date.get() {
+            Some(answered) => Position::AtTimestamp(answered - took - CLOCKS_APART_MAX),
+            None => Position::Latest,
+        };
+        Ok((answer.shard_iterator.map(Into::into), place))
+    }
+
+    async fn begin_create(&self, by: Monotonic, spec: &StreamSpec) -> Result<(), Failed> {
+        let mut call = self
             .client
-            .increase_stream_retention_period()
+            .create_stream()
             .stream_name(&*self.name)
-            .retention_period_hours(i32::try_from(hours).unwrap_or(i32::MAX))
-            .send();
-        self.change(by, "retention", call).await.map(drop)
+            .shard_count(i32::try_from(spec.shards).unwrap_or(i32::MAX));
+        if spec.record_bytes_max > Limits::default().bytes_per_record_max {
+            let kib = i32::try_from(spec.record_bytes_max / 1024).unwrap_or(i32::MAX);
+            call = call.max_record_size_in_kib(kib);
+        }
+        self.change(by, "create", call.send()).await.map(drop)
+    }
+
+    /// Raises the retention that a stream is born with, and looks whether it was.
+    async fn keep_for(&self, by: Monotonic, found: Description, age: Duration) -> Result<Description> {
+        let hours = age.as_secs().div_ceil(3600);
+        let wanted = Duration::from_secs(hours * 3600);
+        let mut pause = STATUS_POLL_MIN;
+        let mut now = found;
+        while now.retention_age == RETENTION_AGE && wanted > RETENTION_AGE {
+            let call = self
+                .client
+                .increase_stream_retention_period()
+                .stream_name(&*self.name)
+                .retention_period_hours(i32::try_from(hours).unwrap_or(i32::MAX))
+                .send();
+            let raised = self.change(by, "retention", call).await.map(drop);
+            // Whatever was answered, or not: what counts is what is there.
+            now = self.active(by).await.map_err(|failed| half_created(failed.error))?;
+            match raised {
+                Ok(()) => break,
+                Err(_) if now.retention_age == wanted => break,
+                Err(failed)
+                    if matches!(failed.kind(), Kind::Unknown | Kind::Unavailable | Kind::Throttled) =>
+                {
+                    if self.clock.monotonic() + pause >= by {
+                        return Err(half_created(failed.error));
+                    }
+                    self.clock.sleep(pause).await;
+                    pause = (pause * 2).min(STATUS_POLL_MAX);
+                }
+                Err(failed) => return Err(failed.into()),
+            }
+        }
+        Ok(now)
     }
 }
 
@@ -349,46 +408,40 @@ impl Stream for Kinesis {
     async fn create(&self, by: Monotonic, spec: &StreamSpec) -> Result<Description> {
         check_spec(spec)?;
         check_retention(spec)?;
-        let kib = i32::try_from(spec.record_bytes_max / 1024).unwrap_or(i32::MAX);
+        let mut begun = false;
         let mut pause = STATUS_POLL_MIN;
-        let (made, description) = loop {
-            let mut call = self
-                .client
-                .create_stream()
-                .stream_name(&*self.name)
-                .shard_count(i32::try_from(spec.shards).unwrap_or(i32::MAX));
-            if spec.record_bytes_max > Limits::default().bytes_per_record_max {
-                call = call.max_record_size_in_kib(kib);
-            }
-            let made = match self.change(by, "create", call.send()).await {
-                Ok(_) => Ok(true),
+        loop {
+            let again = match self.begin_create(by, spec).await {
+                Ok(()) => {
+                    begun = true;
+                    None
+                }
                 // It exists, somebody is creating it, or it is being deleted.
-                Err(error) if error.is("ResourceInUseException") => Ok(false),
-                Err(error) => Err(error),
-            };
-            let again = match made {
-                Ok(made) => match self.active(by).await {
-                    Ok(description) => break (made, description),
-                    Err(error) if error.is("ResourceNotFoundException") => error,
-                    Err(error) => return Err(error.into()),
-                },
+                Err(failed) if failed.is("ResourceInUseException") => None,
+                // Whether it was carried out is seen from whether it is there.
+                Err(failed) if failed.kind() == Kind::Unknown => {
+                    begun = true;
+                    Some(failed)
+                }
                 // Only a few streams may be in creation at once.
-                Err(error) if error.kind() == Kind::Throttled => error,
-                Err(error) => return Err(error.into()),
+                Err(failed) if failed.kind() == Kind::Throttled => Some(failed),
+                Err(failed) if begun => return Err(half_created(failed.error)),
+                Err(failed) => return Err(failed.into()),
+            };
+            let again = match self.active(by).await {
+                Ok(found) => {
+                    return self.keep_for(by, found, spec.retention_age.unwrap_or(RETENTION_AGE)).await;
+                }
+                Err(failed) if failed.is("ResourceNotFoundException") => again.unwrap_or(failed),
+                Err(failed) if begun => return Err(half_created(failed.error)),
+                Err(failed) => return Err(failed.into()),
             };
             // Creating again is harmless.
             if self.clock.monotonic() + pause >= by {
-                return Err(again.into());
+                return Err(if begun { half_created(again.error) } else { again.into() });
             }
             self.clock.sleep(pause).await;
             pause = (pause * 2).min(STATUS_POLL_MAX);
-        };
-        match spec.retention_age {
-            Some(age) if made && age != description.retention_age => {
-                self.keep_for(by, age).await?;
-                Ok(self.active(by).await?)
-            }
-            _ => Ok(description),
         }
     }
 
@@ -447,12 +500,10 @@ impl Stream for Kinesis {
     }
 
     async fn cursor(&self, by: Monotonic, shard: &ShardId, position: &Position) -> Result<Cursor> {
-        let made = self.clock.wall();
-        let token = self.iterator(by, shard, position).await?;
-        let position = match position {
+        let (token, position) = match position {
             // Asked for again later, "latest" would be another place.
-            Position::Latest => Position::AtTimestamp(made),
-            other => other.clone(),
+            Position::Latest => self.latest(by, shard).await?,
+            other => (self.iterator(by, shard, other).await?, other.clone()),
         };
         Ok(Cursor { shard: shard.clone(), position, token })
     }
@@ -462,6 +513,9 @@ impl Stream for Kinesis {
         let mut token = cursor.token.clone();
         // The iterator of a cursor expires once; a fresh one does not on its first use.
         for fresh in [false, true] {
+            if fresh && cursor.position == Position::Latest {
+                return Err(lost_place(&cursor.shard));
+            }
             if fresh || token.is_none() {
                 token = self.iterator(by, &cursor.shard, &cursor.position).await?;
             }
@@ -668,6 +722,19 @@ where
     causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }
 
+/// An iterator at LATEST came without a date, and has expired: records may have come since.
+fn lost_place(shard: &ShardId) -> Error {
+    Error::invalid(format!(
+        "a cursor at the end of shard `{shard}` was left unread for too long: take a new one, at a time or a sequence number"
+    ))
+}
+
+/// Something was sent that may have created the stream: "it did not happen" is not true any more.
+fn half_created(error: Error) -> Error {
+    Error::new(Kind::Unknown, "the stream may be there, or not yet as it was asked for: create it again")
+        .because(error.chain())
+}
+
 fn unexpected(missing: &str) -> Error {
     Error::unavailable(format!("Kinesis answered without {missing}"))
 }
@@ -693,6 +760,37 @@ fn check_retention(spec: &StreamSpec) -> Result<()> {
     Err(Error::invalid(format!(
         "retention of {hours} hours: Kinesis keeps records for 24 to {RETENTION_HOURS_MAX}"
     )))
+}
+
+/// The date of a call's answer, by the clock of whoever answered.
+#[derive(Debug, Clone, Default)]
+struct AnswerDate(Arc<OnceLock<WallTime>>);
+
+impl AnswerDate {
+    fn get(&self) -> Option<WallTime> {
+        self.0.get().copied()
+    }
+}
+
+impl Intercept for AnswerDate {
+    fn name(&self) -> &'static str {
+        "AnswerDate"
+    }
+
+    fn read_before_deserialization(
+        &self,
+        context: &BeforeDeserializationInterceptorContextRef<'_>,
+        _components: &RuntimeComponents,
+        _settings: &mut ConfigBag,
+    ) -> Result<(), BoxError> {
+        let date = context.response().headers().get("date");
+        let date = date.and_then(|text| DateTime::from_str(text, DateTimeFormat::HttpDate).ok());
+        if let Some(date) = date {
+            // Set at most once: the SDK does not retry.
+            let _ = self.0.set(WallTime::from_millis(date.secs() * 1000));
+        }
+        Ok(())
+    }
 }
 
 fn at_position(call: GetShardIteratorFluentBuilder, position: &Position) -> GetShardIteratorFluentBuilder {

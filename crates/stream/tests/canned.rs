@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_backend::Env;
-use tenure_clock::{Clock, SystemClock};
+use tenure_clock::{Clock, Entropy, ManualTime, SystemClock, WallTime};
 use tenure_stream::{Kind, Kinesis, KinesisPlace, Page, Position, Read, Record, ShardId, Stream};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -18,6 +18,15 @@ type Exchange = (&'static str, &'static str, u16, &'static str);
 
 /// A stream at a server that answers these requests in this order.
 async fn reciting(exchanges: &'static [Exchange]) -> (Kinesis, tokio::task::JoinHandle<()>) {
+    reciting_to(&Env::system(), "", exchanges).await
+}
+
+/// The same for a client with these surroundings, each answer with one more line at its head.
+async fn reciting_to(
+    env: &Env,
+    header: &'static str,
+    exchanges: &'static [Exchange],
+) -> (Kinesis, tokio::task::JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let server = tokio::spawn(async move {
@@ -33,7 +42,7 @@ async fn reciting(exchanges: &'static [Exchange]) -> (Kinesis, tokio::task::Join
                 );
                 assert!(request.contains(body), "{request}");
                 let head = format!(
-                    "HTTP/1.1 {status} x\r\ncontent-type: application/x-amz-json-1.1\r\ncontent-length: {}\r\n\r\n",
+                    "HTTP/1.1 {status} x\r\n{header}content-type: application/x-amz-json-1.1\r\ncontent-length: {}\r\n\r\n",
                     reply.len()
                 );
                 socket.write_all(format!("{head}{reply}").as_bytes()).await.unwrap();
@@ -44,7 +53,7 @@ async fn reciting(exchanges: &'static [Exchange]) -> (Kinesis, tokio::task::Join
         }
     });
     let place = KinesisPlace { endpoint: Some(endpoint), ..KinesisPlace::default() };
-    (Kinesis::open("s", place, &Env::system()).await.unwrap(), server)
+    (Kinesis::open("s", place, env).await.unwrap(), server)
 }
 
 /// One request, head and body, or `None` at the end of the connection.
@@ -97,18 +106,48 @@ async fn an_expired_iterator_is_renewed_after_the_last_record() {
     server.await.unwrap();
 }
 
-/// One at LATEST that has seen no record yet is renewed at the moment it was made.
+/// One at LATEST that has seen no record yet is renewed at the moment it was made: by Kinesis's clock,
+/// a second early for safety, whatever the client takes the time to be.
 #[tokio::test]
 async fn an_expired_iterator_at_latest_is_renewed_at_its_time() {
+    for skew_hours in [-1, 0, 1] {
+        let time = ManualTime::starting_at(WallTime::from_millis(1_700_000_000_000));
+        let clock: Arc<dyn Clock> = Arc::new(time.node(skew_hours * 3_600_000, 0));
+        let env = Env { clock: clock.clone(), entropy: Entropy::seeded(1) };
+        let (stream, server) = reciting_to(
+            &env,
+            "date: Tue, 14 Nov 2023 22:13:20 GMT\r\n",
+            &[
+                ("GetShardIterator", r#""ShardIteratorType":"LATEST""#, 200, r#"{"ShardIterator":"first"}"#),
+                ("GetRecords", r#""ShardIterator":"first""#, 200, NOTHING),
+                ("GetRecords", r#""ShardIterator":"fourth""#, 400, EXPIRED),
+                ("GetShardIterator", r#""Timestamp":1699999999}"#, 200, r#"{"ShardIterator":"second"}"#),
+                ("GetRecords", r#""ShardIterator":"second""#, 200, NOTHING),
+            ],
+        )
+        .await;
+        let by = clock.deadline(Duration::from_secs(60));
+        let cursor = stream.cursor(by, &ShardId::numbered(0), &Position::Latest).await.unwrap();
+        let Read::Records(batch) = stream.read(by, &cursor, 10).await.unwrap() else { panic!("trimmed") };
+        time.advance(Duration::from_secs(1));
+        let again = stream.read(by, &batch.next.unwrap(), 10).await;
+        assert!(matches!(again.unwrap(), Read::Records(_)), "skew of {skew_hours} h");
+        server.await.unwrap();
+    }
+}
+
+/// Without a date there is no such moment. To go on anywhere could pass over records, so it is refused.
+#[tokio::test]
+async fn an_expired_iterator_at_latest_without_a_date_is_refused() {
     let (stream, server) = reciting(&[
         ("GetShardIterator", r#""ShardIteratorType":"LATEST""#, 200, r#"{"ShardIterator":"first"}"#),
         ("GetRecords", r#""ShardIterator":"first""#, 400, EXPIRED),
-        ("GetShardIterator", r#""ShardIteratorType":"AT_TIMESTAMP""#, 200, r#"{"ShardIterator":"second"}"#),
-        ("GetRecords", r#""ShardIterator":"second""#, 200, NOTHING),
     ])
     .await;
     let cursor = stream.cursor(soon(), &ShardId::numbered(0), &Position::Latest).await.unwrap();
-    assert!(matches!(stream.read(soon(), &cursor, 10).await.unwrap(), Read::Records(_)));
+    let refused = stream.read(soon(), &cursor, 10).await.unwrap_err();
+    assert_eq!(refused.kind(), Kind::Invalid, "{refused:?}");
+    assert!(refused.chain().contains("take a new one"), "{refused:?}");
     server.await.unwrap();
 }
 

@@ -139,6 +139,49 @@ pub(crate) mod through_the_proxy {
         }
     }
 
+    /// A stream is made by two calls. Whatever becomes of their replies, it has what was asked for at
+    /// the end: at once, or, if the caller's time was over, once it is created again.
+    pub(crate) async fn a_create_with_lost_replies_converges(variable: &str) {
+        let days = |days: u64| Duration::from_secs(days * 24 * 3600);
+        let spec = |age| StreamSpec { retention_age: Some(age), ..StreamSpec::with_shards(1) };
+        let proxy =
+            FaultProxy::start(&address(variable), Script::parse(42, [] as [&str; 0]).unwrap()).await.unwrap();
+        for rule in [
+            "CreateStream=lose_reply#1",
+            "CreateStream=server_error_applied(500)#1",
+            "CreateStream=server_error(500)#1",
+            "CreateStream=reset#2",
+            "IncreaseStreamRetentionPeriod=lose_reply#1",
+            "IncreaseStreamRetentionPeriod=server_error(500)#1",
+            "IncreaseStreamRetentionPeriod=throttle#1",
+        ] {
+            let (stream, _) = fresh_stream(&proxy.url()).await;
+            proxy.set_script(Script::parse(42, [rule]).unwrap());
+            let created = stream.create(soon(), &spec(days(3))).await;
+            assert_eq!(
+                created.map(|found| found.retention_age).map_err(|e| e.chain()),
+                Ok(days(3)),
+                "{rule}"
+            );
+        }
+        for rule in ["CreateStream=hang_applied#1", "IncreaseStreamRetentionPeriod=hang#1"] {
+            let (stream, other) = fresh_stream(&proxy.url()).await;
+            proxy.set_script(Script::parse(42, [rule]).unwrap());
+            // The second step is only reached after some looks at the first.
+            let by = SystemClock.deadline(5 * LIMIT);
+            assert_eq!(
+                stream.create(by, &spec(days(3))).await.map_err(|e| e.kind()),
+                Err(Kind::Unknown),
+                "{rule}"
+            );
+            // As another process would.
+            assert_eq!(other.create(soon(), &spec(days(3))).await.unwrap().retention_age, days(3), "{rule}");
+            // What is no longer as it was born is left as it is.
+            assert_eq!(other.create(soon(), &spec(days(4))).await.unwrap().retention_age, days(3), "{rule}");
+            assert_eq!(other.create(soon(), &spec(days(1))).await.unwrap().retention_age, days(3), "{rule}");
+        }
+    }
+
     /// Makes a test of each.
     macro_rules! proxy_tests {
         ($variable:expr; $($name:ident),*) => {
