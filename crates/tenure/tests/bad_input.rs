@@ -1,8 +1,9 @@
 //! What is wrong is named, with what to do, and nothing is half-written.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
 
-use crate::site::Site;
+use crate::site::{Site, ran};
 
 #[test]
 fn addresses_that_nothing_opens() {
@@ -119,11 +120,36 @@ fn files_that_cannot_be_used() {
     assert!(doctor[1]["message"].as_str().unwrap().contains("broken.db"), "{doctor:?}");
 
     site.ok("store create-table locks --hash name");
+    site.run_with("store put locks", r#"{"name":"a"}"#).expect(0);
     std::fs::set_permissions(site.path("tenure.db"), std::fs::Permissions::from_mode(0o444)).unwrap();
-    // Root may write what it likes: then there is nothing to refuse.
-    if std::fs::metadata("/proc/self").is_ok_and(|me| me.uid() != 0) {
-        site.run_with("store put locks", r#"{"name":"a"}"#).expect(1).says(&["tenure.db", "read-only"]);
+    let mut put = bound_by_permissions(&site.command("store put locks"));
+    put.arg(r#"{"name":"b"}"#);
+    ran(put).expect(1).says(&["tenure.db", "read-only"]);
+    // Reading needs no more than that.
+    let scan = ran(bound_by_permissions(&site.command("store scan locks --json"))).expect(0).json();
+    assert_eq!(
+        (scan.len(), &scan[0]["item"]["name"]["S"], &scan[1]["rows"]),
+        (2, &"a".into(), &1.into()),
+        "{scan:?}"
+    );
+}
+
+/// The same command in a process that may do what a file's mode says, root or not.
+fn bound_by_permissions(command: &Command) -> Command {
+    let mut bound = Command::new(command.get_program());
+    if std::fs::metadata("/proc/self").unwrap().uid() == 0 {
+        // What lets root write any file is taken from it; whose the files are stays as it is.
+        bound = Command::new("setpriv");
+        bound.arg("--bounding-set=-dac_override,-dac_read_search").arg(command.get_program());
     }
+    bound.args(command.get_args()).current_dir(command.get_current_dir().unwrap());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => bound.env(name, value),
+            None => bound.env_remove(name),
+        };
+    }
+    bound
 }
 
 #[cfg(feature = "postgres")]

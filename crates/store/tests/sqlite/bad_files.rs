@@ -1,11 +1,13 @@
 //! Files that cannot be used: each gets an error that names it and says what to do.
 
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
 
 use tenure_store::testing::{env, soon};
 use tenure_store::{Condition, Kind, Sqlite, Store, StoreExt};
 use tenure_torn_disk::TornDisk;
 
+use super::processes::{assignment, said, start_by};
 use super::{open_at, row, spec};
 
 #[tokio::test]
@@ -71,22 +73,42 @@ async fn a_damaged_page_is_named_and_not_written_over() {
     assert!(error.chain().contains("tenure.db") && error.chain().contains("restore"), "{}", error.chain());
 }
 
+/// Reads a file that it may not write, and tries to.
+#[tokio::test]
+#[ignore = "the part of another process: started by the test below"]
+async fn reader() {
+    let store = open_at(&assignment().0);
+    assert_eq!(store.scan_all(soon(), "rows", 10).await.unwrap(), [row("a")]);
+    let error = store.put(soon(), "rows", row("b"), Condition::Always).await.unwrap_err();
+    println!("REFUSED {:?} {}", error.kind(), error.chain());
+}
+
 #[tokio::test]
 async fn a_read_only_file_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("tenure.db");
-    drop(open_at(&path));
-    let read_only = std::fs::Permissions::from_mode(0o444);
-    std::fs::set_permissions(&path, read_only).unwrap();
-    // Root may write what it likes: then there is nothing to refuse, and the file opens.
-    let root = std::fs::metadata("/proc/self").is_ok_and(|me| std::os::unix::fs::MetadataExt::uid(&me) == 0);
-    match Sqlite::open(&path, &env(0)) {
-        Ok(_) => assert!(root, "a read-only file was opened for writing"),
-        Err(error) => {
-            assert_eq!(error.kind(), Kind::Denied, "{error:?}");
-            assert!(error.chain().contains("tenure.db"), "{}", error.chain());
-        }
+    let store = open_at(&path);
+    store.ensure_table(soon(), &spec()).await.unwrap();
+    store.put(soon(), "rows", row("a"), Condition::Always).await.unwrap();
+    drop(store);
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o444)).unwrap();
+    let mut reader = start_by(bound_by_permissions(), "sqlite::bad_files::reader", &path, 0);
+    let refused = said(&mut reader, "REFUSED");
+    assert!(reader.wait().unwrap().success(), "{refused:?}");
+    assert_eq!(refused.len(), 1, "a read-only file was written");
+    assert!(refused[0].starts_with("Denied") && refused[0].contains("tenure.db is read-only"), "{refused:?}");
+}
+
+/// This test binary, in a process that may do what a file's mode says, root or not.
+fn bound_by_permissions() -> Command {
+    let binary = std::env::current_exe().unwrap();
+    if std::fs::metadata("/proc/self").unwrap().uid() != 0 {
+        return Command::new(binary);
     }
+    // What lets root write any file is taken from it; whose the files are stays as it is.
+    let mut command = Command::new("setpriv");
+    command.arg("--bounding-set=-dac_override,-dac_read_search").arg(binary);
+    command
 }
 
 #[tokio::test]

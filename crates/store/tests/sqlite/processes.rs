@@ -15,7 +15,12 @@ const NUMBER: &str = "TENURE_TEST_NUMBER";
 
 /// A copy of this test binary that runs `entry` alone, with its standard output to read from.
 pub(super) fn start(entry: &str, file: &Path, number: usize) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    start_by(Command::new(std::env::current_exe().unwrap()), entry, file, number)
+}
+
+/// As [`start`], where `command` runs this test binary.
+pub(super) fn start_by(mut command: Command, entry: &str, file: &Path, number: usize) -> Child {
+    command
         .args(["--exact", entry, "--nocapture", "--ignored"])
         .env(FILE, file)
         .env(NUMBER, number.to_string())
