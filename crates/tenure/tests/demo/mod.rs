@@ -101,7 +101,7 @@ fn a_signal_ends_it_and_everything_it_started() {
 }
 
 #[test]
-fn its_processes_die_with_it_even_if_it_is_killed() {
+fn its_processes_die_with_it_even_if_it_is_killed_and_its_files_with_the_next() {
     let temporary = tempfile::tempdir().unwrap();
     let mut demo = demo(temporary.path(), 60).spawn().unwrap();
     wait_for_work(&mut demo);
@@ -112,4 +112,21 @@ fn its_processes_die_with_it_even_if_it_is_killed() {
     demo.wait().unwrap();
     let by = SystemClock.deadline(END_TIMEOUT);
     assert!(until(by, || workers(temporary.path()).is_empty()), "{:?}", workers(temporary.path()));
+
+    // Its files are still there; the next demo removes them, and those of one that runs stay.
+    let left = leftovers(temporary.path());
+    assert_eq!(left.len(), 1);
+    let mut running = Vec::new();
+    for _ in 0..2 {
+        let mut demo = self::demo(temporary.path(), 60).spawn().unwrap();
+        wait_for_work(&mut demo);
+        running.push(demo);
+        let there = leftovers(temporary.path());
+        assert!(there.len() == running.len() && !there.contains(&left[0]), "{there:?} after {left:?}");
+    }
+    for mut demo in running {
+        signal(&demo, Signal::TERM);
+        assert_eq!(demo.wait().unwrap().code(), Some(143));
+    }
+    assert_eq!(leftovers(temporary.path()), Vec::<PathBuf>::new());
 }

@@ -16,7 +16,8 @@
 //! - `race.rs`, `writer.rs`, `reader.rs`: what the processes do.
 //! - `division.rs`, `ledger.rs`, and the calendar in `faults.rs` are pure: who reads which shard, what
 //!   was lost, what goes wrong when.
-//! - `crew.rs` starts and ends processes; `workload.rs` conducts; `display.rs` shows.
+//! - `crew.rs` starts and ends processes; `workload.rs` conducts; `display.rs` shows; `scratch.rs` is
+//!   the temporary directory.
 
 mod crew;
 mod display;
@@ -26,6 +27,7 @@ mod ledger;
 mod race;
 mod reader;
 mod rows;
+mod scratch;
 mod site;
 mod summary;
 mod wire;
@@ -41,6 +43,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::crew::{Crew, Name, Role};
 use self::display::Display;
+use self::scratch::Scratch;
 use self::site::Site;
 use self::summary::Summary;
 use self::workload::Workload;
@@ -79,19 +82,20 @@ pub(crate) struct WorkerArgs {
 
 /// Runs the demo. It succeeds exactly if what it shows held.
 ///
-/// Whatever ends it, its processes are gone and its files removed when this returns.
+/// Whatever ends it, its processes are gone and its files removed when this returns. If it is killed,
+/// its processes are, too, and the next demo removes its files.
 pub(crate) async fn run(args: Args, json: bool) -> Result<ExitCode> {
     let mut interrupts = Interrupts::watch().context("watch for signals")?;
-    let dir =
-        tempfile::Builder::new().prefix("tenure-demo-").tempdir().context("make a temporary directory")?;
-    let mut crew = Crew::new(dir.path());
+    scratch::sweep();
+    let scratch = Scratch::create()?;
+    let mut crew = Crew::new(scratch.path());
     let told = tokio::select! {
         biased;
         code = interrupts.next() => Told::Interrupted(code),
-        held = Box::pin(story(&args, json, &mut crew, dir.path())) => Told::ToTheEnd(held),
+        held = Box::pin(story(&args, json, &mut crew, scratch.path())) => Told::ToTheEnd(held),
     };
     crew.end_all().await;
-    let removed = dir.close().context("remove the temporary directory");
+    let removed = scratch.close();
     match told {
         Told::Interrupted(code) => {
             eprintln!("interrupted: all processes of the demo are ended and its files removed");
