@@ -8,7 +8,10 @@
 //!
 //! `machine.rs` decides, `rows.rs` translates, `elector.rs` carries out.
 
+mod elector;
+mod fence;
 mod identity;
+mod leadership;
 mod lock;
 mod machine;
 mod rows;
@@ -18,7 +21,10 @@ pub mod testing;
 
 pub use tenure_backend::{Error, Kind, Result};
 
+pub use self::elector::{Builder, Elector, Health, Leader, LeaderView};
+pub use self::fence::Fence;
 pub use self::identity::{Epoch, Nonce, OWNER_BYTES_MAX, OwnerId, SHARD_BYTES_MAX, ShardId};
+pub use self::leadership::{Leadership, Term};
 pub use self::lock::{Acquire, Attempt, Card, FenceMark, Lock, Release, Renew, ResignRequest, Rows, Version};
 pub use self::machine::{Answer, Call, CallId, Effect, Event, LossReason, Machine, Me, News, Now, Trouble};
 pub use self::rows::{Place, Refused, shard_of, table_spec};

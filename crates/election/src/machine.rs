@@ -236,6 +236,8 @@ pub struct Machine {
     stop_by: Option<Monotonic>,
     /// The call in flight: there is never more than one.
     call: Option<(CallId, Asked)>,
+    /// When it was sent.
+    asked_at: Monotonic,
     calls: u64,
     seen: Option<Seen>,
     /// What the FENCE row says, as far as known.
@@ -341,6 +343,7 @@ impl Machine {
             state: State::Following,
             stop_by: None,
             call: None,
+            asked_at: Monotonic::default(),
             calls: 0,
             seen: None,
             fence: None,
@@ -394,7 +397,7 @@ impl Machine {
             State::Leading(lead) if idle => lead.deadline.min(lead.next_renewal),
             State::Leading(lead) => lead.deadline,
             State::Releasing(leave) if idle => leave.until.min(leave.next_try),
-            State::Releasing(_) => Monotonic::NEVER,
+            State::Releasing(leave) => leave.until,
         };
         at.min(self.stop_by.unwrap_or(Monotonic::NEVER))
     }
@@ -410,6 +413,15 @@ impl Machine {
     pub const fn term(&self) -> Option<(Epoch, Monotonic)> {
         match &self.state {
             State::Leading(lead) => Some((lead.epoch, lead.deadline)),
+            _ => None,
+        }
+    }
+
+    /// Why the term under way would end if its deadline passed now; absent while all is well.
+    #[must_use]
+    pub const fn failing(&self) -> Option<&LossReason> {
+        match &self.state {
+            State::Leading(lead) => lead.failing.as_ref(),
             _ => None,
         }
     }
@@ -434,6 +446,9 @@ impl Machine {
 
     /// Ends a term whose deadline has passed, before anything else is looked at (E-1, E-10).
     fn expire(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if planted::is("expired_term_revives") && self.call.is_some() {
+            return;
+        }
         if let State::Leading(lead) = &self.state
             && now.monotonic >= lead.deadline
         {
@@ -476,7 +491,7 @@ impl Machine {
         effects.push(Effect::Tell(News::Trouble(Trouble::ForeignRow(what))));
         match self.state {
             State::Leading(_) => self.lose(LossReason::Superseded { by: None, epoch: None }, effects),
-            State::Releasing(_) => self.left(false, effects),
+            State::Releasing(_) => self.left(now, false, effects),
             State::Claiming(_) | State::Following => {
                 self.state = State::Following;
                 self.decline(effects);
@@ -502,7 +517,7 @@ impl Machine {
             return;
         }
         if planted::is("follower_gives_up") {
-            self.next_read = Monotonic::NEVER;
+            (self.next_read, self.next_claim) = (Monotonic::NEVER, Monotonic::NEVER);
         }
         match &mut self.state {
             // Asked again while the claim, had it landed, would be of use.
@@ -603,16 +618,20 @@ impl Machine {
         let State::Releasing(leave) = &mut self.state else { return };
         match answer {
             Answer::Applied { .. } => {
-                if let Some(fresh) = leave.fresh {
+                let (fresh, to) = (leave.fresh, leave.to.take());
+                if let Some(fresh) = fresh {
                     self.wrote(now, fresh, 0);
                 }
-                self.left(true, effects);
+                if let Some(lock) = self.seen.as_mut().and_then(|seen| seen.rows.lock.as_mut()) {
+                    lock.reserved_for = to;
+                }
+                self.left(now, true, effects);
             }
             Answer::RefusedByLock(lock) => {
                 // Released by an earlier try whose answer was lost, or somebody else's by now.
                 let ours = leave.fresh.is_some() && lock.as_ref().and_then(|lock| lock.rvn) == leave.fresh;
                 self.refused(now, lock, effects);
-                self.left(ours, effects);
+                self.left(now, ours, effects);
             }
             _ => leave.next_try = soon,
         }
@@ -643,7 +662,9 @@ impl Machine {
         self.highest = self.highest.max(self.fence.map_or(Epoch(0), |mark| mark.epoch));
         let before = self.seen.as_ref();
         let unchanged = before.is_some_and(|seen| match (&seen.rows.lock, &rows.lock) {
-            (Some(then), Some(now)) => then.is_at(now),
+            (Some(then), Some(now)) => {
+                then.is_at(now) || (planted::is("watch_ignores_version") && then.owner == now.owner)
+            }
             (None, None) => seen.rows.fence == rows.fence,
             _ => false,
         });
@@ -659,6 +680,7 @@ impl Machine {
         }
         let since = match before {
             Some(seen) if unchanged => seen.since,
+            _ if planted::is("stale_from_send") => self.asked_at,
             _ => now.monotonic,
         };
         self.seen = Some(Seen { rows, since });
@@ -750,8 +772,10 @@ impl Machine {
         });
     }
 
-    fn left(&mut self, confirmed: bool, effects: &mut Vec<Effect>) {
+    fn left(&mut self, now: Now, confirmed: bool, effects: &mut Vec<Effect>) {
         self.state = State::Following;
+        // Somebody else should have it: time enough for every follower to have read the row.
+        self.next_claim = now.monotonic + self.timing.lease / 5;
         effects.push(Effect::Tell(News::Released { confirmed }));
     }
 
@@ -771,6 +795,12 @@ impl Machine {
 
     /// Starts what is due, if no call is in flight.
     fn proceed(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if let State::Releasing(leave) = &self.state
+            && now.monotonic >= leave.until
+        {
+            self.call = None;
+            self.left(now, false, effects);
+        }
         if let Some(by) = self.stop_by
             && !self.is_stopped()
         {
@@ -830,12 +860,12 @@ impl Machine {
                 None => at_once,
             };
         };
-        if self.is_mine(lock) {
-            return at_once;
-        }
         if lock.is_released() {
             let reserved = lock.reserved_for.as_ref().is_some_and(|name| *name != self.me.name);
             return if reserved { stale(lock.lease) } else { at_once };
+        }
+        if self.is_mine(lock) {
+            return at_once;
         }
         if planted::is("bare_wall_clock") && lock.ttl < now.wall.as_seconds() {
             return at_once;
@@ -849,6 +879,7 @@ impl Machine {
         match (lock.lease, expired) {
             (Some(_), Some(expired)) => stale(lock.lease).min(expired),
             (Some(_), None) => stale(lock.lease),
+            (None, Some(expired)) if planted::is("go_row_by_ttl_alone") => expired,
             (None, Some(expired)) if self.timing.go_peers => stale(None).max(expired),
             (None, _) => Monotonic::NEVER,
         }
@@ -879,7 +910,7 @@ impl Machine {
         self.state =
             State::Claiming(Claim { acquire: acquire.clone(), sent: now.monotonic, read_back_at: None });
         let by = now.monotonic + self.timing.lease / 3;
-        self.write(by, Asked::Claim, Attempt::Acquire(acquire), effects);
+        self.write(now, by, Asked::Claim, Attempt::Acquire(acquire), effects);
     }
 
     fn renew(&mut self, now: Now, effects: &mut Vec<Effect>) {
@@ -916,14 +947,11 @@ impl Machine {
             OnRenewalError::StepDown => lead.deadline,
             OnRenewalError::RetryUntilDeadline => lead.deadline.min(now.monotonic + self.timing.renew / 2),
         };
-        self.write(by, Asked::Renewal, attempt, effects);
+        self.write(now, by, Asked::Renewal, attempt, effects);
     }
 
     fn release(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let State::Releasing(leave) = &mut self.state else { return };
-        if now.monotonic >= leave.until {
-            return self.left(false, effects);
-        }
         if now.monotonic < leave.next_try {
             return;
         }
@@ -937,14 +965,14 @@ impl Machine {
             reserved_for: leave.to.clone(),
         };
         let by = leave.until.min(now.monotonic + self.timing.lease / 6);
-        self.write(by, Asked::Release, Attempt::Release(release), effects);
+        self.write(now, by, Asked::Release, Attempt::Release(release), effects);
     }
 
     fn read(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        self.ask(now.monotonic + self.timing.lease / 5, Asked::Read, Call::Read, effects);
+        self.ask(now, now.monotonic + self.timing.lease / 5, Asked::Read, Call::Read, effects);
     }
 
-    fn write(&mut self, by: Monotonic, asked: Asked, attempt: Attempt, effects: &mut Vec<Effect>) {
+    fn write(&mut self, now: Now, by: Monotonic, asked: Asked, attempt: Attempt, effects: &mut Vec<Effect>) {
         let nonce = attempt.nonce();
         if !self.mine.contains(&nonce) {
             if self.mine.len() == NONCES_MAX {
@@ -952,11 +980,12 @@ impl Machine {
             }
             self.mine.push(nonce);
         }
-        self.ask(by, asked, Call::Write(attempt), effects);
+        self.ask(now, by, asked, Call::Write(attempt), effects);
     }
 
-    fn ask(&mut self, by: Monotonic, asked: Asked, call: Call, effects: &mut Vec<Effect>) {
+    fn ask(&mut self, now: Now, by: Monotonic, asked: Asked, call: Call, effects: &mut Vec<Effect>) {
         self.calls += 1;
+        self.asked_at = now.monotonic;
         let id = CallId(self.calls);
         self.call = Some((id, asked));
         effects.push(Effect::Call { id, by, call });

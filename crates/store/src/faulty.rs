@@ -147,6 +147,10 @@ impl<S: Store> Store for Faulty<S> {
         self.fate(by, false).await?;
         self.inner.scan(by, table, page).await
     }
+
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
 }
 
 /// A shared store is a store, so that wrappers can be put around what [`crate::open`] gave.
@@ -179,5 +183,9 @@ impl<S: Store + ?Sized> Store for Arc<S> {
 
     async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
         (**self).scan(by, table, page).await
+    }
+
+    fn is_local(&self) -> bool {
+        (**self).is_local()
     }
 }

@@ -104,4 +104,8 @@ impl<S: Store> Store for Instrumented<S> {
     async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
         self.observed("scan", table, self.inner.scan(by, table, page), ok).await
     }
+
+    fn is_local(&self) -> bool {
+        self.inner.is_local()
+    }
 }

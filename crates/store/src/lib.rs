@@ -114,6 +114,12 @@ pub trait Store: Debug + Send + Sync {
     /// Rows of the whole table, in an order of the backend's own. Rows that stay throughout the pages
     /// are shown once.
     async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing>;
+
+    /// Whether reads stay on this machine and cost next to nothing: whoever waits for a change may then
+    /// look often.
+    fn is_local(&self) -> bool {
+        false
+    }
 }
 
 /// Which rows to list.

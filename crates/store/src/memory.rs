@@ -193,6 +193,10 @@ impl Store for Memory {
         let rows = table.rows.range((start, Bound::Unbounded)).map(|(_, item)| item.clone());
         Ok(listing(rows, page.limit, |item| Cursor(spec.cursor_of(item, None))))
     }
+
+    fn is_local(&self) -> bool {
+        true
+    }
 }
 
 /// A page of `rows`, with a cursor if more follow.

@@ -174,6 +174,10 @@ impl Store for Sqlite {
         let page = page.clone();
         self.listed(by, table, move |file, spec| file.all(spec, &page)).await
     }
+
+    fn is_local(&self) -> bool {
+        true
+    }
 }
 
 impl Shared {

@@ -66,6 +66,10 @@ impl Store for Tidy {
     async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
         self.store.scan(by, table, page).await
     }
+
+    fn is_local(&self) -> bool {
+        self.store.is_local()
+    }
 }
 
 /// Deletes a table of an emulator, if it is there. Emulators read the signature's form, not its truth.

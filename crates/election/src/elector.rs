@@ -1,0 +1,823 @@
+//! Carries out what the machine decides: one task per candidate.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::{Future, pending, poll_fn};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use tenure_backend::{Env, Error, Kind, Result};
+use tenure_clock::{Clock, Entropy, Monotonic, WallTime, within};
+use tenure_store::{Item, Store, Written};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{Instrument, info, info_span, warn};
+
+use crate::fence::Fence;
+use crate::identity::{Epoch, Nonce, OwnerId, ShardId};
+use crate::leadership::{Leadership, Term};
+use crate::lock::{Attempt, Lock, ResignRequest, Rows};
+use crate::machine::{Answer, Call, CallId, Effect, Event, Machine, Me, News, Now, Trouble};
+use crate::rows::{Place, Refused, table_spec};
+use crate::settings::{OnRenewalError, Settings, Skew, Timing};
+
+/// Commands that may wait for the task: callers beyond that wait in turn.
+const COMMANDS_MAX: usize = 16;
+/// How long table set-up may take.
+const TABLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Random hexadecimal digits that make an owner's name unique.
+const OWNER_RANDOM_DIGITS: usize = 12;
+
+/// Tells whether the work of the leader makes progress.
+pub type Health = Arc<dyn Fn() -> bool + Send + Sync>;
+
+/// Who leads a shard, as one candidate sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LeaderView {
+    /// The leader; none if the shard is free, or nothing was read yet.
+    pub leader: Option<Leader>,
+}
+
+/// A leader, as it describes itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leader {
+    /// Its id.
+    pub owner: OwnerId,
+    /// Its name; absent of a Go process.
+    pub name: Option<Arc<str>>,
+    /// Its term; absent of a Go process.
+    pub epoch: Option<Epoch>,
+    /// Since when, by its own wall clock; absent of a Go process.
+    pub since: Option<WallTime>,
+    /// What else it tells about itself.
+    pub about: Arc<BTreeMap<String, String>>,
+}
+
+impl Leader {
+    /// The leader that a LOCK row names; none if it was released.
+    #[must_use]
+    pub fn of(lock: &Lock) -> Option<Self> {
+        if lock.is_released() {
+            return None;
+        }
+        let card = lock.card.as_ref();
+        Some(Self {
+            owner: lock.owner.clone(),
+            name: card.map(|card| card.name.clone()),
+            epoch: lock.epoch,
+            since: card.map(|card| card.since),
+            about: card.map(|card| card.about.clone()).unwrap_or_default(),
+        })
+    }
+}
+
+/// A candidate for one shard. Cheap to clone; the task behind it ends, and gives up what it holds, when
+/// the last clone and the last [`Leadership`] are gone.
+///
+/// ```
+/// # async fn example(env: tenure_backend::Env) -> tenure_backend::Result<()> {
+/// use std::time::Duration;
+/// use tenure_election::Elector;
+///
+/// let store = tenure_store::open("memory:", &env).await?;
+/// let elector = Elector::builder(store, "batch-processor", &env)
+///     .owner("host-1")
+///     .lease(Duration::from_secs(15))
+///     .renew(Duration::from_secs(5))
+///     .build()?;
+/// let leadership = elector.lead().await?;
+/// assert!(leadership.is_valid());
+/// leadership.resign(None).await
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Elector {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    candidate: Candidate,
+    shared: Arc<Shared>,
+    commands: Mutex<Option<mpsc::Sender<Command>>>,
+}
+
+/// What the task and the handles both look at.
+struct Shared {
+    view: watch::Sender<LeaderView>,
+    /// The deadline of the term under way, in nanoseconds; 0 without one.
+    deadline: AtomicU64,
+    term: Mutex<Option<Term>>,
+}
+
+/// Everything a task needs to begin.
+#[derive(Clone)]
+struct Candidate {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    entropy: Entropy,
+    place: Place,
+    me: Me,
+    timing: Timing,
+    health: Option<Health>,
+}
+
+pub(crate) enum Command {
+    Lead { once: bool, elected: oneshot::Sender<Result<Option<Leadership>>> },
+    Start,
+    Watch,
+    Resign { epoch: Epoch, to: Option<Arc<str>>, done: oneshot::Sender<bool> },
+    Stop { done: oneshot::Sender<()> },
+}
+
+impl Elector {
+    /// Begins to describe a candidate for `shard`.
+    pub fn builder(store: Arc<dyn Store>, shard: impl Into<String>, env: &Env) -> Builder {
+        Builder {
+            store,
+            shard: shard.into(),
+            env: env.clone(),
+            owner: Owner::Named("tenure".to_owned()),
+            about: BTreeMap::new(),
+            settings: Settings::default(),
+            health: None,
+        }
+    }
+
+    /// Stands for election until elected.
+    ///
+    /// # Errors
+    /// What a person must mend: a table of another shape, a row that is not a lock, a second live
+    /// process with this owner id, missing permissions. A store that is down is waited for.
+    ///
+    /// # Cancel safety
+    /// Dropping it withdraws; a term won in that moment is given up.
+    pub async fn lead(&self) -> Result<Leadership> {
+        match self.ask_to_lead(false).await? {
+            Some(leadership) => Ok(leadership),
+            None => Err(stopped()),
+        }
+    }
+
+    /// Stands once: `None` if the shard is led by somebody else, or the store does not answer.
+    ///
+    /// Somebody else's lease is judged by watching it, so a candidate that is asked for the first time
+    /// takes a shard only if it is free, released, or past its `ttl` under [`Skew::Bounded`].
+    ///
+    /// # Errors
+    /// As [`Elector::lead`].
+    ///
+    /// # Cancel safety
+    /// As [`Elector::lead`].
+    pub async fn try_lead(&self) -> Result<Option<Leadership>> {
+        self.ask_to_lead(true).await
+    }
+
+    async fn ask_to_lead(&self, once: bool) -> Result<Option<Leadership>> {
+        let (elected, answer) = oneshot::channel();
+        self.send(Command::Lead { once, elected }).await?;
+        answer.await.map_err(|_| stopped())?
+    }
+
+    /// Runs `work` whenever this candidate leads, and stands again after every loss, until `work` ends
+    /// by itself. Work is dropped when the term is lost, and when an operator asks for a handover.
+    ///
+    /// # Errors
+    /// As [`Elector::lead`].
+    ///
+    /// # Cancel safety
+    /// Dropping it drops the work and gives the shard up.
+    pub async fn run<W, F>(&self, mut work: W) -> Result<F::Output>
+    where
+        W: FnMut(Term) -> F,
+        F: Future,
+    {
+        loop {
+            let leadership = self.lead().await?;
+            let term = leadership.term().clone();
+            let handover = {
+                let mut task = Box::pin(work(term.clone()));
+                tokio::select! {
+                    biased;
+                    _ = term.lost() => None,
+                    to = term.resign_asked() => Some(to),
+                    output = &mut task => {
+                        // The work is done; whether the release is confirmed changes nothing for it.
+                        let _ = leadership.resign(None).await;
+                        return Ok(output);
+                    }
+                }
+            };
+            if let Some(to) = handover
+                && let Err(error) = leadership.resign(to.as_deref()).await
+            {
+                warn!(error = %error.chain(), "handover");
+            }
+        }
+    }
+
+    /// Stands for election, and again after every loss, until [`Elector::stop`]. Ask
+    /// [`Elector::is_leader`] before each piece of work.
+    ///
+    /// # Errors
+    /// If the task cannot be reached.
+    pub async fn start(&self) -> Result<()> {
+        self.send(Command::Start).await
+    }
+
+    /// Whether this candidate leads at this moment.
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
+        let deadline = self.inner.shared.deadline.load(Ordering::Acquire);
+        self.inner.candidate.clock.monotonic() < Monotonic::from_nanos(deadline)
+    }
+
+    /// The term under way, if this candidate leads.
+    #[must_use]
+    pub fn term(&self) -> Option<Term> {
+        let term = self.inner.shared.term.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        term.filter(Term::is_valid)
+    }
+
+    /// Ends the candidacy: waits for a claim in flight, releases what is held, and joins the task.
+    ///
+    /// # Cancel safety
+    /// Once polled, the candidacy ends even if this is dropped.
+    pub async fn stop(&self) {
+        let commands = self.commands().take();
+        if let Some(commands) = commands {
+            let (done, ended) = oneshot::channel();
+            if commands.send(Command::Stop { done }).await.is_ok() {
+                let _ = ended.await;
+            }
+        }
+    }
+
+    /// Who leads, kept up to date.
+    ///
+    /// # Errors
+    /// If the task cannot be reached.
+    pub async fn watch(&self) -> Result<watch::Receiver<LeaderView>> {
+        let view = self.inner.shared.view.subscribe();
+        self.send(Command::Watch).await?;
+        Ok(view)
+    }
+
+    /// The id in the row.
+    #[must_use]
+    pub fn owner(&self) -> &OwnerId {
+        &self.inner.candidate.me.owner
+    }
+
+    async fn send(&self, command: Command) -> Result<()> {
+        let sender = {
+            let mut commands = self.commands();
+            match &*commands {
+                Some(sender) if !sender.is_closed() => sender.clone(),
+                _ => commands.insert(self.spawn()).clone(),
+            }
+        };
+        sender.send(command).await.map_err(|_| stopped())
+    }
+
+    fn commands(&self) -> MutexGuard<'_, Option<mpsc::Sender<Command>>> {
+        self.inner.commands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn spawn(&self) -> mpsc::Sender<Command> {
+        let (sender, commands) = mpsc::channel(COMMANDS_MAX);
+        let candidate = self.inner.candidate.clone();
+        let span = info_span!("election", shard = %candidate.place.shard, owner = %candidate.me.owner);
+        let task = Task {
+            machine: Machine::new(candidate.me.clone(), candidate.timing),
+            shared: self.inner.shared.clone(),
+            // Weak, so that the task ends when the last handle is gone.
+            sender: sender.downgrade(),
+            candidate,
+            call: None,
+            prepared: false,
+            waiting: Vec::new(),
+            always: false,
+            held: None,
+            leaving: Vec::new(),
+            stopping: Vec::new(),
+        };
+        tokio::spawn(task.run(commands).instrument(span));
+        sender
+    }
+}
+
+impl fmt::Debug for Elector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Elector")
+            .field("place", &self.inner.candidate.place)
+            .field("owner", &self.inner.candidate.me.owner)
+            .finish_non_exhaustive()
+    }
+}
+
+fn stopped() -> Error {
+    Error::unavailable("the elector was stopped")
+}
+
+// === impl Builder ===
+
+/// Describes a candidate.
+#[must_use]
+pub struct Builder {
+    store: Arc<dyn Store>,
+    shard: String,
+    env: Env,
+    owner: Owner,
+    about: BTreeMap<String, String>,
+    settings: Settings,
+    health: Option<Health>,
+}
+
+enum Owner {
+    Named(String),
+    Exact(String),
+}
+
+impl Builder {
+    /// The candidate's name. Its owner id is the name and a random part, so that no two processes
+    /// share one.
+    pub fn owner(mut self, name: impl Into<String>) -> Self {
+        self.owner = Owner::Named(name.into());
+        self
+    }
+
+    /// The owner id as it is to stand in the row. No two live processes may have the same.
+    pub fn owner_id(mut self, id: impl Into<String>) -> Self {
+        self.owner = Owner::Exact(id.into());
+        self
+    }
+
+    /// How long leadership lasts without renewal.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease;
+        self
+    }
+
+    /// How often the lease is renewed.
+    pub fn renew(mut self, renew: Duration) -> Self {
+        self.settings.renew = renew;
+        self
+    }
+
+    /// What may be assumed of wall clocks.
+    pub fn skew(mut self, skew: Skew) -> Self {
+        self.settings.skew = skew;
+        self
+    }
+
+    /// What a failed renewal means.
+    pub fn on_renewal_error(mut self, policy: OnRenewalError) -> Self {
+        self.settings.on_renewal_error = policy;
+        self
+    }
+
+    /// All settings at once.
+    pub fn settings(mut self, settings: Settings) -> Self {
+        self.settings = settings;
+        self
+    }
+
+    /// Something that others should know of this candidate when it leads: an address, a version.
+    pub fn about(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.about.insert(name.into(), value.into());
+        self
+    }
+
+    /// A check that holds renewals back: no progress, no renewal. It is asked often and must not block.
+    pub fn health(mut self, healthy: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        self.health = Some(Arc::new(healthy));
+        self
+    }
+
+    /// Checks everything and makes the candidate. Nothing is read or written yet.
+    ///
+    /// # Errors
+    /// `Invalid`, naming the setting and what to give instead.
+    pub fn build(self) -> Result<Elector> {
+        let shard = ShardId::new(&self.shard)?;
+        let timing = self.settings.timing(self.store.is_local())?;
+        let (name, owner) = match self.owner {
+            Owner::Exact(id) => (id.clone(), id),
+            Owner::Named(name) => {
+                // Checked by itself: an empty name must not hide behind the random part.
+                OwnerId::new(&name)?;
+                let random = self.env.entropy.nonce();
+                let id = format!("{name}-{}", &random[..OWNER_RANDOM_DIGITS]);
+                (name, id)
+            }
+        };
+        let me = Me { owner: OwnerId::new(owner)?, name: name.into(), about: Arc::new(self.about) };
+        if let Some(advice) = self.settings.advice() {
+            warn!(shard = %shard, advice, "settings");
+        }
+        let candidate = Candidate {
+            store: self.store,
+            clock: self.env.clock,
+            entropy: self.env.entropy,
+            place: Place { table: self.settings.table, shard },
+            me,
+            timing,
+            health: self.health,
+        };
+        let shared = Shared {
+            view: watch::Sender::new(LeaderView::default()),
+            deadline: AtomicU64::new(0),
+            term: Mutex::new(None),
+        };
+        let inner = Inner { candidate, shared: Arc::new(shared), commands: Mutex::new(None) };
+        Ok(Elector { inner: Arc::new(inner) })
+    }
+}
+
+// === impl Task ===
+
+type Pending = Pin<Box<dyn Future<Output = (CallId, Answered)> + Send>>;
+
+/// An answer for the machine, and the error behind it if a person must mend it.
+struct Answered {
+    answer: Answer,
+    error: Option<Error>,
+}
+
+/// Whoever waits to be elected.
+struct Waiter {
+    once: bool,
+    elected: oneshot::Sender<Result<Option<Leadership>>>,
+}
+
+struct Task {
+    candidate: Candidate,
+    shared: Arc<Shared>,
+    sender: mpsc::WeakSender<Command>,
+    machine: Machine,
+    call: Option<Pending>,
+    /// The table was seen to be there, with the right key.
+    prepared: bool,
+    waiting: Vec<Waiter>,
+    /// Stands again after every loss.
+    always: bool,
+    /// Resolves when the [`Leadership`] that was handed out is dropped.
+    held: Option<oneshot::Receiver<()>>,
+    /// Whoever waits for a release.
+    leaving: Vec<oneshot::Sender<bool>>,
+    stopping: Vec<oneshot::Sender<()>>,
+}
+
+impl Task {
+    async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let clock = self.candidate.clock.clone();
+        let mut orphaned = false;
+        while !self.machine.is_stopped() {
+            let wake = self.machine.wake_at();
+            tokio::select! {
+                biased;
+                command = commands.recv(), if !orphaned => match command {
+                    Some(command) => self.obey(command),
+                    None => {
+                        orphaned = true;
+                        self.step(Event::Stop);
+                    }
+                },
+                (id, answered) = answer(&mut self.call) => {
+                    self.call = None;
+                    self.prepared |= matches!(answered.answer, Answer::Rows(_));
+                    self.step(Event::Answered(id, answered.answer));
+                    if let Some(error) = answered.error {
+                        let standing = self.fail(&error);
+                        self.step(standing);
+                    }
+                }
+                () = dropped(&mut self.held) => {
+                    self.held = None;
+                    self.step(Event::Resign { to: None });
+                }
+                () = withdrawn(&mut self.waiting) => {
+                    self.waiting.retain(|waiter| !waiter.elected.is_closed());
+                    self.step(self.standing());
+                }
+                () = clock.sleep_until(wake), if wake != Monotonic::NEVER => self.step(Event::Wake),
+            }
+        }
+        commands.close();
+        for done in self.stopping.drain(..) {
+            let _ = done.send(());
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Lead { once, elected } => {
+                self.waiting.push(Waiter { once, elected });
+                self.step(if once { Event::TryOnce } else { Event::Campaign });
+            }
+            Command::Start => {
+                self.always = true;
+                self.step(Event::Campaign);
+            }
+            Command::Watch => self.step(self.standing()),
+            Command::Resign { epoch, to, done } => {
+                if self.machine.term().is_some_and(|(current, _)| current == epoch) {
+                    self.leaving.push(done);
+                    self.step(Event::Resign { to });
+                } else {
+                    let _ = done.send(false);
+                }
+            }
+            Command::Stop { done } => {
+                self.stopping.push(done);
+                self.step(Event::Stop);
+            }
+        }
+    }
+
+    /// What the machine should be doing, by who waits for what.
+    fn standing(&self) -> Event {
+        if self.always || self.waiting.iter().any(|waiter| !waiter.once) {
+            Event::Campaign
+        } else if !self.waiting.is_empty() {
+            Event::TryOnce
+        } else if self.shared.view.receiver_count() > 0 {
+            Event::Watch
+        } else {
+            Event::Rest
+        }
+    }
+
+    fn step(&mut self, event: Event) {
+        let mut next = Some(event);
+        while let Some(event) = next.take() {
+            let now = Now {
+                monotonic: self.candidate.clock.monotonic(),
+                wall: self.candidate.clock.wall(),
+                nonce: nonce(&self.candidate.entropy),
+                healthy: self.candidate.health.as_ref().is_none_or(|healthy| healthy()),
+            };
+            for effect in self.machine.step(now, event) {
+                match effect {
+                    Effect::Call { id, by, call } => self.call = Some(self.carry_out(id, by, call)),
+                    Effect::Tell(news) => next = self.tell(news).or(next),
+                }
+            }
+        }
+        self.publish();
+    }
+
+    /// Passes news on, and says what follows from it.
+    fn tell(&mut self, news: News) -> Option<Event> {
+        let shard = &self.candidate.place.shard;
+        match news {
+            News::Elected { epoch, deadline } => return self.elected(epoch, deadline),
+            News::Renewed { deadline } => {
+                self.shared.deadline.store(deadline.as_nanos(), Ordering::Release);
+                if let Some(term) = &*self.term() {
+                    term.renewed(deadline);
+                }
+            }
+            News::Lost(reason) => {
+                // First of all: nobody may take this for a term any more.
+                self.shared.deadline.store(0, Ordering::Release);
+                info!(reason = reason.name(), "leadership lost");
+                metrics::counter!("tenure_election_lost_total", "shard" => shard.to_string(), "reason" => reason.name())
+                    .increment(1);
+                metrics::gauge!("tenure_election_leading", "shard" => shard.to_string()).set(0.0);
+                if let Some(term) = self.term().take() {
+                    term.over(reason);
+                }
+                self.held = None;
+                return Some(self.standing());
+            }
+            News::Declined => {
+                for waiter in self.waiting.extract_if(.., |waiter| waiter.once) {
+                    let _ = waiter.elected.send(Ok(None));
+                }
+                return Some(self.standing());
+            }
+            News::Released { confirmed } => {
+                for done in self.leaving.drain(..) {
+                    let _ = done.send(confirmed);
+                }
+            }
+            News::ResignAsked(request) => {
+                info!(to = request.to.as_deref(), "asked to resign");
+                // Whoever holds the leadership ends its work first; without a holder there is nothing to end.
+                if self.held.is_none() {
+                    return Some(Event::Resign { to: request.to });
+                }
+                if let Some(term) = &*self.term() {
+                    term.asked_to_resign(request);
+                }
+            }
+            News::Trouble(trouble) => {
+                let error = self.explain(&trouble);
+                return Some(self.fail(&error));
+            }
+            News::Stopped => {
+                self.waiting.clear();
+                self.leaving.clear();
+            }
+        }
+        None
+    }
+
+    fn elected(&mut self, epoch: Epoch, deadline: Monotonic) -> Option<Event> {
+        let Candidate { place, clock, .. } = &self.candidate;
+        let term = Term::new(Fence::new(place.clone(), epoch), deadline, clock.clone());
+        info!(epoch = epoch.0, "elected");
+        let shard = place.shard.to_string();
+        metrics::counter!("tenure_election_terms_total", "shard" => shard.clone()).increment(1);
+        metrics::gauge!("tenure_election_leading", "shard" => shard).set(1.0);
+        *self.term() = Some(term.clone());
+        self.shared.deadline.store(deadline.as_nanos(), Ordering::Release);
+        while !self.waiting.is_empty()
+            && let Some(sender) = self.sender.upgrade()
+        {
+            let waiter = self.waiting.remove(0);
+            let (leadership, dropped) = Leadership::new(term.clone(), sender);
+            if waiter.elected.send(Ok(Some(leadership))).is_ok() {
+                self.held = Some(dropped);
+                return None;
+            }
+        }
+        // Nobody wants it any more.
+        (!self.always).then_some(Event::Resign { to: None })
+    }
+
+    /// What a person must mend ends the wait of those who wait; a standing candidate goes on trying.
+    fn fail(&mut self, error: &Error) -> Event {
+        warn!(error = %error.chain(), "election");
+        for waiter in self.waiting.drain(..) {
+            let _ = waiter.elected.send(Err(Error::new(error.kind(), error.chain())));
+        }
+        self.standing()
+    }
+
+    fn explain(&self, trouble: &Trouble) -> Error {
+        let Candidate { place: Place { shard, table }, me, .. } = &self.candidate;
+        match trouble {
+            Trouble::ForeignRow(what) => Error::new(Kind::Corrupt, &**what),
+            Trouble::GoRow => Error::invalid(format!(
+                "the lock row of shard `{shard}` in table `{table}` was written by the Go library: set go_peers with a \
+                 skew bound, or delete the row if no Go process runs any more"
+            )),
+            Trouble::SameOwner => Error::invalid(format!(
+                "another live process stands for shard `{shard}` with owner id `{}`: give each process its own",
+                me.owner
+            )),
+        }
+    }
+
+    fn term(&self) -> MutexGuard<'_, Option<Term>> {
+        self.shared.term.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn publish(&self) {
+        if let Some(term) = &*self.term() {
+            term.failing(self.machine.failing());
+        }
+        let lock = self.machine.lock().filter(|lock| !lock.is_released());
+        self.shared.view.send_if_modified(|view| {
+            let same = match (&view.leader, lock) {
+                (Some(leader), Some(lock)) => leader.owner == lock.owner && leader.epoch == lock.epoch,
+                (None, None) => true,
+                _ => false,
+            };
+            if !same {
+                view.leader = lock.and_then(Leader::of);
+            }
+            !same
+        });
+    }
+
+    fn carry_out(&self, id: CallId, by: Monotonic, call: Call) -> Pending {
+        let Candidate { store, clock, place, .. } = self.candidate.clone();
+        let prepared = self.prepared;
+        Box::pin(async move {
+            let answered = match call {
+                Call::Read if !prepared => match prepare(&*store, &*clock, &place.table).await {
+                    Ok(()) => read(&*store, clock.deadline(by.since(clock.monotonic())), &place).await,
+                    Err(error) => failed(error),
+                },
+                Call::Read => match within(&*clock, by, read(&*store, by, &place)).await {
+                    Ok(answered) => answered,
+                    Err(_) => Answered { answer: Answer::Failed, error: None },
+                },
+                Call::Write(attempt) => match within(&*clock, by, write(&*store, by, &place, &attempt)).await
+                {
+                    Ok(answered) => answered,
+                    Err(_) => Answered { answer: Answer::Unknown, error: None },
+                },
+            };
+            (id, answered)
+        })
+    }
+}
+
+fn nonce(entropy: &Entropy) -> Nonce {
+    Nonce(u128::from(entropy.u64()) << 64 | u128::from(entropy.u64()))
+}
+
+// === what is awaited ===
+
+async fn answer(call: &mut Option<Pending>) -> (CallId, Answered) {
+    match call {
+        Some(call) => call.await,
+        None => pending().await,
+    }
+}
+
+async fn dropped(held: &mut Option<oneshot::Receiver<()>>) {
+    match held {
+        // Nothing is ever sent: the sender goes away with the leadership.
+        Some(held) => drop(held.await),
+        None => pending().await,
+    }
+}
+
+/// Completes when somebody who waited to be elected does not wait any more.
+async fn withdrawn(waiting: &mut [Waiter]) {
+    poll_fn(|cx| {
+        let gone = waiting.iter_mut().any(|waiter| waiter.elected.poll_closed(cx).is_ready());
+        if gone { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+}
+
+// === calls ===
+
+/// Makes sure of the table: it is created if it is not there, and refused if it has another key.
+async fn prepare(store: &dyn Store, clock: &dyn Clock, table: &str) -> Result<()> {
+    let by = clock.deadline(TABLE_TIMEOUT);
+    let spec = table_spec(table);
+    match store.describe_table(by, table).await? {
+        // Its time to live is the operator's choice: nothing rests on it.
+        Some(existing) => spec.check_same_key(&existing),
+        None => store.ensure_table(by, &spec).await,
+    }
+}
+
+async fn read(store: &dyn Store, by: Monotonic, place: &Place) -> Answered {
+    match read_rows(store, by, place).await {
+        Ok(rows) => Answered { answer: Answer::Rows(rows), error: None },
+        Err(error) if error.kind() == Kind::Corrupt => foreign(&error),
+        Err(error) => failed(error),
+    }
+}
+
+async fn read_rows(store: &dyn Store, by: Monotonic, place: &Place) -> Result<Rows> {
+    if let Some(item) = store.get(by, &place.table, &place.lock_key()).await? {
+        return Ok(Rows { lock: Some(place.lock(&item)?), fence: None });
+    }
+    // Read after the other: whoever claims in between makes a claim on what is seen here fail.
+    let fence = store.get(by, &place.table, &place.fence_key()).await?;
+    Ok(Rows { lock: None, fence: fence.map(|item| place.fence(&item)).transpose()? })
+}
+
+async fn write(store: &dyn Store, by: Monotonic, place: &Place, attempt: &Attempt) -> Answered {
+    let writes = place.writes(attempt);
+    let written = match writes.as_slice() {
+        [write] => store.write(by, write).await,
+        writes => store.transact(by, writes, &attempt.nonce().to_string()).await,
+    };
+    let answer = match written {
+        Ok(Written::Applied(item)) => Ok(Answer::Applied { resign: resign_of(place, attempt, &item) }),
+        Ok(Written::Refused(refusal)) => place.refusal(&refusal).map(|refused| match refused {
+            Refused::ByLock(lock) => Answer::RefusedByLock(lock),
+            Refused::ByFence(mark) => Answer::RefusedByFence(mark),
+        }),
+        Err(error) if error.kind() == Kind::Unknown => Ok(Answer::Unknown),
+        Err(error) => return failed(error),
+    };
+    match answer {
+        Ok(answer) => Answered { answer, error: None },
+        Err(error) => foreign(&error),
+    }
+}
+
+/// The request to hand over in a row that was just renewed.
+fn resign_of(place: &Place, attempt: &Attempt, item: &Item) -> Option<ResignRequest> {
+    match attempt {
+        // What was written was conditional on the row being ours, so it can be read.
+        Attempt::Renew(_) => place.lock(item).ok()?.resign,
+        Attempt::Acquire(_) | Attempt::Release(_) => None,
+    }
+}
+
+fn foreign(error: &Error) -> Answered {
+    Answered { answer: Answer::Foreign(error.chain().into()), error: None }
+}
+
+fn failed(error: Error) -> Answered {
+    let lasting = matches!(error.kind(), Kind::Denied | Kind::Invalid | Kind::Corrupt | Kind::Fenced);
+    Answered { answer: Answer::Failed, error: lasting.then_some(error) }
+}
+
+#[cfg(test)]
+#[path = "elector_test.rs"]
+mod tests;
