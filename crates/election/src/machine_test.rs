@@ -1,1 +1,1693 @@
 //! The rules of `machine.rs`, told as short timelines.
+//!
+//! ```text
+//!   0s     a campaigns      -> elected epoch=1
+//!   20.8s                   -> b elected epoch=2, a lost superseded
+//! ```
+//!
+//! A line is a moment, what happens then, and what is told at exactly that moment. Whatever is told at any
+//! other moment fails the timeline, so every time in it is exact. Between the lines the machines run by
+//! themselves: what is due comes first, then what the line says. A lease lasts 15 s and is renewed every
+//! 5 s, clocks are off by 1 % at most, a follower reads every second, and the store answers at once,
+//! unless a line says otherwise. Every timeline is held to LD-1 and LD-2 as well.
+//!
+//! Candidates are called `a`, `b` and `c`. They understand
+//!
+//! | | |
+//! |---|---|
+//! | `campaigns`, `tries once`, `watches`, `rests`, `resigns [to b]`, `stops` | the machine's events |
+//! | `is leader`, `is no leader` | asked between steps, as `is_leader()` does |
+//! | `pauses`, `resumes`, `crashes`, `restarts` | the process; a restarted one has the same owner id |
+//! | `calls fail`, `loses replies`, `calls hang`, `replies take 2s`, `calls work` | its link to the store |
+//! | `hung calls land` | writes that hung reach the store only now |
+//! | `is unhealthy`, `is healthy` | what the health check says |
+//! | `clock rate=+1% wall=-3600s`, `owner=x`, `settings lease=30s …` | before it first acts |
+//!
+//! and the rows understand `row is …`, `row reaped`, `row foreign`, `row mended`, `fence is …`, `fence set 9`,
+//! `fence deleted`, `go puts ttl=20`, `go deletes`, `operator asks [b]`. What is told is either news (all of
+//! it must be written down) or a call and its answer, as `a reads`, `a claim applied`, `a renewal refused`,
+//! `a renewed until=19.7s` (written down where it matters).
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::settings::{Settings, Skew};
+use crate::testing::LockTable;
+
+// === acquiring ===
+
+#[test]
+fn the_first_candidate_leads_at_once() {
+    check(
+        "
+        0s     a campaigns     -> reads, claim applied, elected epoch=1 until=14.7s
+        0s     row is a ttl=15 epoch=1 lease=15s
+        0s     fence is 1
+        1s     b campaigns     -> reads
+        9s     b is no leader
+        ",
+    );
+}
+
+#[test]
+fn a_renewal_is_sent_every_five_seconds_and_moves_the_deadline() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1 until=14.7s
+        5s                     -> a renewal applied, a renewed until=19.7s
+        5s     row is a ttl=20 epoch=1
+        10s                    -> a renewed until=24.7s
+        3600s  a is leader
+        3600s  row is a ttl=3615 epoch=1
+        ",
+    );
+}
+
+#[test]
+fn e1_the_deadline_counts_from_the_send_and_not_from_the_answer() {
+    check(
+        "
+        0s     a replies take 2s
+        0s     a campaigns
+        2s                     -> a claim applied
+        4s                     -> a elected epoch=1 until=16.7s
+        7s                     -> a renewal applied
+        8s     a calls hang
+        9s                     -> a renewed until=21.7s
+        12s    a pauses
+        21.6s  a is leader
+        21.7s  a is no leader
+        ",
+    );
+}
+
+#[test]
+fn a_claim_answered_too_late_makes_no_leader() {
+    check(
+        "
+        0s     a replies take 4.9s after reading
+        0s     a campaigns     -> claim applied
+        4s     a pauses
+        5s     a calls work
+        20s    a is no leader
+        20s    a resumes       -> claim applied, elected epoch=2 until=34.7s
+        ",
+    );
+}
+
+#[test]
+fn two_who_see_one_empty_table_cannot_both_win() {
+    check(
+        "
+        0s     a replies take 1s
+        0s     b replies take 1s
+        0s     a campaigns
+        0s     b campaigns
+        1s                     -> a claim applied, b claim refused by lock
+        2s                     -> a elected epoch=1
+        ",
+    );
+}
+
+// === watching another's row ===
+
+#[test]
+fn e2_a_follower_waits_for_a_lease_and_its_margins_from_receipt() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns     -> reads
+        1s     a crashes
+        15.7s  row is a ttl=15 epoch=1
+        15.8s                  -> b claim applied, b elected epoch=2 until=30.5s
+        15.8s  row is b ttl=30 epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e2_a_slow_read_counts_from_its_receipt_and_not_from_its_send() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b replies take 2s
+        0.5s   b campaigns     -> reads
+        1s     a crashes
+        2.4s   b replies take 0s
+        17.7s
+        17.8s                  -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn every_renewal_that_is_seen_starts_the_watch_anew() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        5s                     -> a renewal applied
+        6s     a crashes
+        20.7s  b is no leader
+        20.8s                  -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn a_row_is_judged_by_the_lease_that_it_names() {
+    check(
+        "
+        a settings lease=30s renew=10s
+        0s     a campaigns     -> elected epoch=1 until=29.4s
+        0.5s   b campaigns
+        1s     a crashes
+        31s    b is no leader
+        31.1s                  -> b elected epoch=2 until=45.8s
+        ",
+    );
+}
+
+#[test]
+fn clocks_at_both_ends_of_the_rate_bound_never_show_two_leaders() {
+    // By a's slow clock its term lasts 14.7 s: 14.848 s of true time. By b's fast clock a row is stale
+    // after 15.3 s: 15.148 s of true time.
+    check(
+        "
+        0s       a clock rate=-1%
+        0s       b clock rate=+1%
+        0s       b campaigns     -> elected epoch=1
+        0.1s     b stops         -> released, lost resigned, stopped
+        1s       a campaigns     -> elected epoch=2
+        1s       c clock rate=+1%
+        1s       c campaigns     -> reads
+        1.5s     a calls hang
+        1.5s     a pauses
+        15.8s    a is leader
+        15.9s    a is no leader
+        16.1s    c is no leader
+        16.2s                    -> c elected epoch=3 at=16.149s
+        ",
+    );
+}
+
+#[test]
+fn wall_clocks_an_hour_apart_change_nothing() {
+    check(
+        "
+        0s     a clock wall=-3600s
+        0s     b clock wall=+3600s
+        0s     a campaigns     -> elected epoch=1
+        0s     row is a ttl=-3585
+        0.5s   b campaigns
+        9.6s   a crashes
+        20.7s  b is no leader
+        20.8s                  -> b elected epoch=2
+        20.8s  row is b ttl=3635
+        ",
+    );
+}
+
+#[test]
+fn followers_never_write() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns     -> reads
+        1.5s                   -> b reads
+        2.5s                   -> b reads
+        600s   b wrote nothing
+        ",
+    );
+}
+
+#[test]
+fn a_read_that_fails_is_made_again_one_poll_later() {
+    check(
+        "
+        0s     a calls fail
+        0s     a campaigns
+        7.5s   a calls work
+        8s                     -> a reads, a elected epoch=1
+        ",
+    );
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        4s     b calls fail
+        6s     a crashes
+        9s     b calls work
+        9.5s                   -> b reads
+        24.7s  b is no leader
+        24.8s                  -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn who_watches_reads_but_does_not_stand() {
+    check(
+        "
+        0s     a watches       -> reads
+        1s                     -> a reads
+        60s    row is absent
+        60s    a rests
+        61s    a campaigns     -> elected epoch=1
+        62s    b watches       -> reads
+        62s    b rests
+        70s    b read 1 time
+        ",
+    );
+}
+
+// === losing ===
+
+#[test]
+fn a_refused_renewal_says_who_has_the_row() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        1s     a calls hang
+        1s     a pauses
+        15.8s                  -> b elected epoch=2
+        16s    a calls work
+        16s    a is no leader
+        16s    a resumes       -> lost expired, reads
+        ",
+    );
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     row reaped
+        2s     go puts ttl=99
+        5s                     -> a renewal refused, a lost superseded by=go, a trouble go row
+        ",
+    );
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     row reaped
+        5s                     -> a renewal refused, a lost superseded
+        ",
+    );
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     row stolen by x epoch=7
+        5s                     -> a lost superseded by=x epoch=7
+        ",
+    );
+}
+
+#[test]
+fn a_failed_renewal_ends_the_term_at_once_and_the_own_row_is_taken_again_under_a_new_epoch() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        4s     a calls fail
+        5s                     -> a lost store_down
+        6s     a calls work
+        6s     row is a epoch=1
+        7s     a campaigns     -> elected epoch=2 until=21.7s
+        ",
+    );
+}
+
+#[test]
+fn a_lost_answer_ends_the_term_no_later_than_its_deadline() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        4s     a loses replies
+        5s                     -> a renewal applied
+        14.6s  a is leader
+        14.6s  a calls work
+        14.7s                  -> a lost expired, a reads
+        14.7s  row is a ttl=20 epoch=1
+        15s    a campaigns     -> claim applied, elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn a_renewal_that_landed_unheard_does_not_lock_its_sender_out() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        4s     a replies take 20s
+        5s     a pauses        -> renewal applied
+        15s    a calls work
+        15s    a resumes       -> lost expired, reads
+        15s    row is a ttl=20 epoch=1
+        15s    a campaigns     -> claim applied, elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn with_retries_a_leader_rides_out_an_outage_until_its_deadline() {
+    check(
+        "
+        settings retry
+        0s     a campaigns     -> elected epoch=1
+        4s     a calls fail
+        5s     a is leader
+        13.5s  a is leader
+        13.5s  a calls work
+        14s                    -> a renewed until=19.7s, a renewed until=28.7s
+        20s    a is leader
+        23.5s  a calls fail
+        33.6s  a is leader
+        33.7s                  -> a lost store_down
+        ",
+    );
+}
+
+#[test]
+fn e1_a_retry_never_stretches_the_deadline_beyond_its_first_send() {
+    // Sent at 5 s and landed, but not heard: a retry of the same renewal confirms it, as of 5 s.
+    check(
+        "
+        settings retry
+        0s     a campaigns     -> elected epoch=1
+        4s     a loses replies
+        5s                     -> a renewal applied
+        7s     a calls work
+        8.5s                   -> a renewal applied, a renewed until=19.7s
+        8.5s   row is a ttl=23 epoch=1
+        ",
+    );
+}
+
+#[test]
+fn e12_a_retry_computes_its_ttl_anew() {
+    check(
+        "
+        settings retry
+        0s     a campaigns     -> elected epoch=1
+        4s     a calls fail
+        10.5s  a calls work
+        11s                    -> a renewal applied
+        11s    row is a ttl=26 epoch=1
+        ",
+    );
+}
+
+#[test]
+fn e10_an_answer_after_the_deadline_revives_nothing() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        4s     a replies take 9s
+        5s     a pauses        -> renewal applied
+        14.6s  a is leader
+        14.7s  a is no leader
+        15s    a resumes       -> lost expired
+        15s    a is no leader
+        19.8s  a is no leader
+        ",
+    );
+}
+
+#[test]
+fn a_paused_leader_is_none_at_the_instant_it_resumes() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        1s     a pauses
+        15.8s                  -> b elected epoch=2
+        99s    a is no leader
+        99s    a resumes       -> lost expired
+        99s    b is leader
+        ",
+    );
+}
+
+// === outcomes that are not known ===
+
+#[test]
+fn e4_a_claim_without_an_answer_is_read_back_and_won_as_of_its_send() {
+    check(
+        "
+        0s     a loses replies after reading
+        0s     a campaigns     -> claim applied
+        4s     a calls work
+        5s                     -> a reads, a elected epoch=1 until=14.7s, a renewed until=19.7s
+        ",
+    );
+}
+
+#[test]
+fn e4_a_claim_that_did_not_land_is_made_anew() {
+    check(
+        "
+        0s     a calls hang after reading
+        0s     a campaigns
+        4s     a calls work
+        4s     row is absent
+        5s                     -> a reads, a claim applied, a elected epoch=1 until=19.7s
+        6s     a hung calls land -> claim refused by lock
+        7s     a is leader
+        ",
+    );
+}
+
+#[test]
+fn e4_a_claim_that_lands_after_it_was_given_up_makes_no_leader() {
+    check(
+        "
+        0s     a calls hang after reading
+        0s     a campaigns
+        4s     a calls fail
+        15s    a rests
+        16s    a is no leader
+        16s    a hung calls land -> claim applied
+        16s    row is a ttl=15 epoch=1
+        17s    a is no leader
+        18s    a calls work
+        18s    a campaigns     -> claim refused by lock, claim applied, elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e4_a_claim_that_lands_late_and_is_taken_by_another_is_not_won() {
+    check(
+        "
+        0s     a loses replies after reading
+        0s     a campaigns     -> claim applied
+        0.1s   a pauses
+        0.2s   b campaigns     -> reads
+        1s     a calls work
+        15.5s                  -> b elected epoch=2
+        16s    a resumes       -> reads
+        17s    a is no leader
+        ",
+    );
+}
+
+#[test]
+fn e4_a_renewal_of_unknown_outcome_is_not_taken_for_a_success() {
+    check(
+        "
+        settings retry
+        0s     a campaigns     -> elected epoch=1
+        4s     a calls hang
+        14.6s  a is leader
+        14.7s                  -> a lost store_down
+        ",
+    );
+}
+
+// === releasing ===
+
+#[test]
+fn e6_a_release_keeps_the_row_with_ttl_0_and_a_fresh_nonce() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     a resigns       -> lost resigned, release applied, released
+        2s     row is a released ttl=0 epoch=1
+        2.5s   b campaigns     -> elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn a_release_is_noticed_within_one_poll() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        2.6s   a resigns       -> lost resigned, released
+        3.5s                   -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e6_a_renewal_that_lands_after_the_release_cannot_revive_the_row() {
+    check(
+        "
+        settings retry
+        0s     a campaigns     -> elected epoch=1
+        4s     a calls hang
+        5s     a is leader
+        7.5s   a calls work
+        8s     a resigns       -> lost resigned, release applied, released
+        8s     a hung calls land -> renewal refused
+        8s     row is released
+        ",
+    );
+}
+
+#[test]
+fn e6_a_release_that_lands_after_the_next_claim_is_refused() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        1s     a calls hang
+        1s     a resigns       -> lost resigned
+        1.1s   a crashes
+        15.8s                  -> b elected epoch=2
+        16s    a hung calls land -> release refused
+        16s    row is b epoch=2
+        20.8s  b is leader     -> renewal applied
+        ",
+    );
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a calls hang
+        1s     a resigns       -> lost resigned
+        15.5s  a calls work
+        16s                    -> a could not release
+        16s    a campaigns
+        19s                    -> a elected epoch=2
+        20s    a hung calls land -> release refused
+        20s    row is a ttl=34 epoch=2
+        ",
+    );
+}
+
+#[test]
+fn a_release_is_tried_again_and_recognised_if_it_had_landed() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a loses replies
+        1s     a resigns       -> lost resigned, release applied
+        2s     a calls work
+        4.5s                   -> a release refused, a released
+        4.5s   row is released
+        ",
+    );
+}
+
+#[test]
+fn a_release_waits_for_a_renewal_in_flight() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        4s     a replies take 1s
+        5s                     -> a renewal applied
+        5.5s   a resigns       -> lost resigned
+        5.5s   a is no leader
+        6s                     -> a release applied
+        6s     row is released
+        7s                     -> a released
+        ",
+    );
+}
+
+#[test]
+fn a_release_covers_a_renewal_whose_outcome_is_unknown() {
+    check(
+        "
+        settings retry
+        0s     a campaigns     -> elected epoch=1
+        4s     a loses replies
+        5s                     -> a renewal applied
+        7.5s   a calls work
+        8s     a resigns       -> lost resigned, release applied, released
+        8s     row is released
+        ",
+    );
+}
+
+#[test]
+fn who_resigned_lets_others_go_first() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        2.6s   a resigns       -> lost resigned, released
+        2.6s   a campaigns
+        3.5s                   -> b elected epoch=2
+        ",
+    );
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     a resigns       -> lost resigned, released
+        2s     a campaigns
+        5s                     -> a elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn a_leader_hands_over_to_a_named_candidate() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.3s   b campaigns
+        0.6s   c campaigns
+        2s     a resigns to c  -> lost resigned, released
+        2s     row is released reserved=c
+        2.1s   a campaigns
+        2.3s   b is no leader
+        2.6s                   -> c elected epoch=2
+        ",
+    );
+    // Known without reading the row again.
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     a resigns to c  -> lost resigned, released
+        2s     a calls fail
+        2s     a campaigns
+        4.9s   a calls work
+        17.2s  a is no leader
+        17.3s                  -> a elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn a_handover_to_somebody_who_is_gone_holds_the_others_back_for_one_lease() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   b campaigns
+        2s     a resigns to c  -> lost resigned, released
+        17.7s  b is no leader
+        17.8s                  -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn an_operator_asks_once() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     operator asks b
+        5s                     -> a asked to resign to=b
+        30s    a is leader
+        31s    a resigns to b  -> lost resigned, released
+        31s    row is released reserved=b
+        ",
+    );
+}
+
+// === stopping ===
+
+#[test]
+fn stop_ends_a_candidate_that_waits() {
+    check(
+        "
+        0s     a stops         -> stopped
+        1s     a campaigns
+        2s     row is absent
+        3s     b campaigns     -> elected epoch=1
+        4s     c campaigns     -> reads
+        5.5s   c stops         -> stopped
+        60s    c read 2 times
+        ",
+    );
+}
+
+#[test]
+fn stop_releases_what_is_held() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        2s     a stops         -> lost resigned, release applied, released, stopped
+        2s     row is released
+        9s     a is no leader
+        ",
+    );
+}
+
+#[test]
+fn e9_a_stop_waits_for_a_claim_in_flight_and_releases_what_it_won() {
+    check(
+        "
+        0s     a replies take 2s
+        0s     a campaigns
+        2s                     -> a claim applied
+        3s     a stops
+        3s     a replies take 0s
+        4s                     -> a release applied, a released, a stopped
+        4s     row is released
+        ",
+    );
+    check(
+        "
+        0s     a loses replies after reading
+        0s     a campaigns     -> claim applied
+        3s     a calls work
+        3s     a stops
+        5s                     -> a reads, a release applied, a released, a stopped
+        5s     row is released
+        ",
+    );
+}
+
+#[test]
+fn a_stop_with_a_claim_that_failed_or_was_refused_ends_at_once() {
+    check(
+        "
+        0s     a replies take 2s
+        0s     b replies take 2s
+        0s     a campaigns
+        0s     b campaigns
+        3s     b stops
+        4s                     -> a elected epoch=1, b stopped
+        ",
+    );
+}
+
+#[test]
+fn a_stop_while_a_renewal_or_a_release_is_in_flight_ends_with_it() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        4s     a replies take 1s
+        5s                     -> a renewal applied
+        5.5s   a stops         -> lost resigned
+        6s                     -> a release applied
+        7s                     -> a released, a stopped
+        ",
+    );
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a replies take 1s
+        1s     a resigns       -> lost resigned, release applied
+        1.5s   a stops
+        2s                     -> a released, a stopped
+        ",
+    );
+}
+
+#[test]
+fn a_stop_ends_within_one_lease_although_the_store_is_down() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a calls hang
+        2s     a stops         -> lost resigned
+        16.9s
+        17s                    -> a could not release, a stopped
+        ",
+    );
+    check(
+        "
+        0s     a calls hang after reading
+        0s     a campaigns
+        1s     a stops
+        15.9s
+        16s                    -> a stopped
+        ",
+    );
+    // What was given up before the stop does not make it longer.
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a calls hang
+        1s     a resigns       -> lost resigned
+        9s     a stops
+        16s                    -> a could not release, a stopped
+        ",
+    );
+}
+
+// === rows that vanish ===
+
+#[test]
+fn e7_an_absent_row_under_a_known_epoch_is_watched_like_a_stale_one() {
+    // The sweep trusted a wrong clock: a leads on until its deadline.
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   row reaped
+        0.5s   b campaigns     -> reads
+        4s     a is leader
+        5s                     -> a lost superseded
+        15.7s  row is absent
+        15.8s                  -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e5_the_epoch_outlives_the_row() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a stops         -> lost resigned, released, stopped
+        2s     row reaped
+        2s     fence is 1
+        3s     b campaigns     -> reads
+        18.3s                  -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e5_a_lost_fence_row_is_made_anew_above_every_epoch_that_was_seen() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a stops         -> lost resigned, released, stopped
+        1s     fence deleted
+        2s     b campaigns     -> claim refused by fence, claim applied, elected epoch=2
+        2s     fence is 2
+        ",
+    );
+}
+
+#[test]
+fn e5_a_refusal_by_the_fence_row_teaches_its_epoch() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a stops         -> lost resigned, released, stopped
+        1s     fence set 8
+        2s     b campaigns     -> claim refused by fence, claim applied, elected epoch=9
+        ",
+    );
+}
+
+// === wall clocks with a bound ===
+
+#[test]
+fn e3_with_a_skew_bound_an_expired_row_is_taken_without_watching_it() {
+    // The second that ttl=15 names is over at 16 s, and by every clock within the bound at 18 s.
+    check(
+        "
+        settings skew=2s
+        0s     a campaigns     -> elected epoch=1
+        1s     a crashes
+        17.9s  b tries once    -> declined
+        18s    b tries once    -> elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e3_clocks_at_both_ends_of_the_skew_bound_never_show_two_leaders() {
+    check(
+        "
+        settings skew=2s
+        0s     a clock wall=-1s
+        0s     b clock wall=+1s
+        0s     a campaigns     -> elected epoch=1
+        0s     row is a ttl=14
+        1s     a pauses
+        14.6s  a is leader
+        14.8s  b campaigns     -> reads
+        15.9s  b is no leader
+        16s                    -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e3_without_a_bound_an_expired_ttl_says_nothing() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a crashes
+        3600s  b campaigns     -> reads
+        3615s  b is no leader
+        3615.3s                -> b elected epoch=2
+        ",
+    );
+}
+
+// === Go processes ===
+
+#[test]
+fn a_go_row_is_taken_only_after_both_its_ttl_and_a_lease_of_watching() {
+    check(
+        "
+        settings go_peers skew=2s
+        0s     go puts ttl=5
+        1s     a campaigns     -> reads
+        16.2s  a is no leader
+        16.3s                  -> a elected epoch=1 until=29s
+        ",
+    );
+    check(
+        "
+        settings go_peers skew=2s
+        0s     go puts ttl=40
+        1s     a campaigns     -> reads
+        42.9s  a is no leader
+        43s                    -> a elected epoch=1
+        ",
+    );
+}
+
+#[test]
+fn a_go_process_that_renews_is_left_in_office() {
+    check(
+        "
+        settings go_peers skew=2s
+        0s     go puts ttl=5
+        1s     a campaigns     -> reads
+        10s    go puts ttl=15
+        20s    go puts ttl=25
+        30s    go puts ttl=35
+        45.2s  a is no leader
+        46.3s                  -> a elected epoch=1
+        ",
+    );
+}
+
+#[test]
+fn beside_go_peers_an_absent_row_was_released() {
+    check(
+        "
+        settings go_peers skew=2s
+        0s     a campaigns     -> elected epoch=1
+        1s     a stops         -> lost resigned, released, stopped
+        2s     go puts ttl=17
+        3s     go deletes
+        4s     b campaigns     -> elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn an_unannounced_go_row_is_reported_and_never_taken() {
+    check(
+        "
+        0s     go puts ttl=5
+        1s     a campaigns     -> trouble go row
+        999s   a is no leader
+        999s   row is go
+        ",
+    );
+    check(
+        "
+        settings skew=2s
+        0s     go puts ttl=5
+        1s     a tries once    -> trouble go row, declined
+        999s   row is go
+        ",
+    );
+}
+
+// === rows and ids that are not ours ===
+
+#[test]
+fn a_foreign_row_is_reported_and_left_alone() {
+    check(
+        "
+        0s     row foreign
+        0.5s   a tries once    -> trouble foreign row, declined
+        1s     row mended
+        1s     b campaigns     -> elected epoch=1
+        2s     row foreign
+        2.5s                   -> a trouble foreign row
+        3s     a rests
+        6s                     -> b trouble foreign row, b lost superseded
+        6.5s   row mended
+        7s     b is no leader
+        ",
+    );
+}
+
+#[test]
+fn e8_a_row_with_my_owner_id_is_not_mine() {
+    check(
+        "
+        c owner=a
+        0s     a campaigns     -> elected epoch=1
+        1.5s   c campaigns     -> reads
+        4.9s   c is no leader
+        5.5s                   -> c trouble same owner
+        6.6s   c rests
+        16s    a is leader
+        ",
+    );
+}
+
+#[test]
+fn e8_a_restarted_process_with_a_fixed_id_waits_like_everybody_else() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a crashes
+        2s     a restarts
+        2s     a campaigns     -> reads
+        17.2s  a is no leader
+        17.3s                  -> a elected epoch=2
+        ",
+    );
+}
+
+// === standing once ===
+
+#[test]
+fn one_attempt_is_answered_either_way() {
+    check(
+        "
+        0s     a tries once    -> elected epoch=1
+        1s     b tries once    -> declined
+        2s     a resigns       -> lost resigned, released
+        2.5s   b is no leader
+        3s     b tries once    -> elected epoch=2
+        4s     c calls fail
+        4s     c tries once    -> declined
+        5s     a tries once    -> declined
+        ",
+    );
+}
+
+#[test]
+fn one_attempt_that_loses_the_race_is_declined() {
+    check(
+        "
+        0s     a replies take 1s
+        0s     b replies take 1s
+        0s     a tries once
+        0s     b tries once
+        2s                     -> a elected epoch=1, b declined
+        ",
+    );
+}
+
+// === health ===
+
+#[test]
+fn e11_without_health_there_is_no_renewal() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a is unhealthy
+        14.6s  a is leader
+        14.6s  row is a ttl=15
+        14.7s                  -> a lost unhealthy
+        ",
+    );
+}
+
+#[test]
+fn health_that_returns_in_time_saves_the_term() {
+    // Asked again every eighth of the renew period.
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a is unhealthy
+        8s     a is healthy
+        8.125s                 -> a renewed until=22.825s
+        20s    a is leader
+        ",
+    );
+}
+
+// === the one door ===
+
+/// Plays a timeline, and fails where it tells something else than what happens.
+#[track_caller]
+fn check(timeline: &str) {
+    let mut world = World::new();
+    for line in timeline.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        if let Err(problem) = world.play(line) {
+            panic!("{line}\n  {problem}\n\nwhat happened:\n{}", world.story);
+        }
+    }
+}
+
+type Play<T = ()> = Result<T, String>;
+
+/// More events than any timeline has: a machine that wakes for nothing would never end.
+const EVENTS_MAX: u32 = 200_000;
+
+struct World {
+    settings: Settings,
+    now: Duration,
+    table: LockTable,
+    foreign: bool,
+    nodes: BTreeMap<String, Node>,
+    nonces: u128,
+    events: u32,
+    /// Told and not yet compared with a line.
+    told: Vec<Told>,
+    /// Everything that was told, for whoever mends a failing test.
+    story: String,
+    /// LD-2: the epoch of the last acquisition.
+    epoch: u64,
+}
+
+struct Told {
+    at: Duration,
+    text: String,
+    /// A call and its answer, which need not be written down.
+    quiet: bool,
+}
+
+struct Node {
+    machine: Machine,
+    settings: Settings,
+    clock: TestClock,
+    link: Link,
+    /// The link after the next read.
+    link_next: Option<Link>,
+    healthy: bool,
+    paused: bool,
+    /// The call that the machine waits for.
+    waiting: Option<Waiting>,
+    /// Writes that have not reached the store.
+    hung: Vec<(CallId, Attempt)>,
+    reads: u32,
+    writes: u32,
+}
+
+/// Readings of different nodes have nothing in common: each counts from a moment of its own.
+#[derive(Clone, Copy)]
+struct TestClock {
+    origin: Duration,
+    rate_ppm: i64,
+    wall_millis: i64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Link {
+    /// Done at once, answered after so long.
+    Works(Duration),
+    Fails,
+    LosesReplies,
+    Hangs,
+}
+
+struct Waiting {
+    id: CallId,
+    by: Monotonic,
+    is_write: bool,
+    answer: Option<(Duration, Answer)>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self {
+            settings: Settings { poll: Some(Duration::from_secs(1)), ..Settings::balanced() },
+            now: Duration::ZERO,
+            table: LockTable::default(),
+            foreign: false,
+            nodes: BTreeMap::new(),
+            nonces: 0,
+            events: 0,
+            told: Vec::new(),
+            story: String::new(),
+            epoch: 0,
+        }
+    }
+
+    fn play(&mut self, line: &str) -> Play {
+        let (left, expected) = line.split_once("->").unwrap_or((line, ""));
+        let mut words = left.split_whitespace().peekable();
+        let at = words.next_if(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+        if let Some(at) = at.map(seconds).transpose()? {
+            if at < self.now {
+                return Err("time goes forward".to_owned());
+            }
+            self.run_until(at)?;
+        }
+        let words = words.collect::<Vec<_>>();
+        if let Some((subject, rest)) = words.split_first() {
+            self.act(subject, rest)?;
+            self.run_until(self.now)?;
+        }
+        let subject = words.first().copied().unwrap_or_default();
+        self.compare(subject, expected)
+    }
+
+    /// Holds what was told since the last line against what this line says.
+    fn compare(&mut self, subject: &str, expected: &str) -> Play {
+        let mut told = std::mem::take(&mut self.told);
+        for fact in expected.split(',').map(str::trim).filter(|fact| !fact.is_empty()) {
+            let named = fact.split_whitespace().next().is_some_and(|word| self.nodes.contains_key(word));
+            let fact = if named { fact.to_owned() } else { format!("{subject} {fact}") };
+            let found = told
+                .iter()
+                .position(|told| (told.at == self.now || fact.contains(" at=")) && says(&told.text, &fact));
+            let Some(found) = found else { return Err(format!("not told: {fact}")) };
+            told.remove(found);
+        }
+        match told.into_iter().find(|told| !told.quiet) {
+            Some(told) => Err(format!("told besides: {} {}", show(told.at), told.text)),
+            None => Ok(()),
+        }
+    }
+
+    fn tell(&mut self, name: &str, text: &str, quiet: bool) {
+        let text = format!("{name} {text} at={}", show(self.now));
+        let _ = writeln!(self.story, "  {}", &text);
+        self.told.push(Told { at: self.now, text, quiet });
+    }
+
+    // === what a line can do ===
+
+    fn act(&mut self, subject: &str, words: &[&str]) -> Play {
+        match (subject, words) {
+            ("settings", words) => self.settings = settings(self.settings.clone(), words)?,
+            ("row", ["is", facts @ ..]) => self.row_is(&facts.join(" "))?,
+            ("row", ["reaped"]) | ("go", ["deletes"]) => self.table.delete_lock(),
+            ("row", ["foreign"]) => self.foreign = true,
+            ("row", ["mended"]) => self.foreign = false,
+            ("row", ["stolen", "by", thief, epoch]) => {
+                let owner = OwnerId::new(thief).map_err(|error| error.to_string())?;
+                let epoch = Epoch(setting(epoch, "epoch")?);
+                let rvn = Some(self.nonce());
+                let lock = self.table.rows.lock.as_mut().ok_or("there is no row")?;
+                (lock.owner, lock.epoch, lock.rvn) = (owner, Some(epoch), rvn);
+            }
+            ("go", ["puts", ttl]) => self.table.rows.lock = Some(go_row(setting(ttl, "ttl")?)),
+            ("fence", ["is", epoch]) => {
+                let fence = self.table.rows.fence.map_or("absent".to_owned(), |mark| mark.epoch.to_string());
+                expect(fence.as_str(), epoch)?;
+            }
+            ("fence", ["deleted"]) => self.table.rows.fence = None,
+            ("fence", ["set", epoch]) => {
+                let mark = self.table.rows.fence.as_mut().ok_or("there is no FENCE row")?;
+                mark.epoch = Epoch(number(epoch)?);
+            }
+            ("operator", ["asks", to @ ..]) => {
+                let request = ResignRequest { nonce: self.nonce(), to: to.first().map(|&to| to.into()) };
+                self.table.rows.lock.as_mut().ok_or("there is no row")?.resign = Some(request);
+            }
+            ("a" | "b" | "c", words) => self.act_as(subject, words)?,
+            _ => return Err(format!("not understood: {subject} {}", words.join(" "))),
+        }
+        Ok(())
+    }
+
+    fn act_as(&mut self, name: &str, words: &[&str]) -> Play {
+        if let ["settings", words @ ..] = words {
+            let settings = settings(self.settings.clone(), words)?;
+            self.nodes.insert(name.to_owned(), Node::new(name, name, settings)?);
+            return Ok(());
+        }
+        if !self.nodes.contains_key(name) {
+            self.nodes.insert(name.to_owned(), Node::new(name, name, self.settings.clone())?);
+        }
+        let now = self.now;
+        let Some(node) = self.nodes.get_mut(name) else { return Ok(()) };
+        let event = match words {
+            ["campaigns"] => Event::Campaign,
+            ["tries", "once"] => Event::TryOnce,
+            ["watches"] => Event::Watch,
+            ["rests"] => Event::Rest,
+            ["stops"] => Event::Stop,
+            ["resigns"] => Event::Resign { to: None },
+            ["resigns", "to", to] => Event::Resign { to: Some((*to).into()) },
+            ["resumes"] => {
+                node.paused = false;
+                return Ok(());
+            }
+            ["hung", "calls", "land"] => return self.land(name),
+            ["is", "leader"] => return expect(node.is_leader(now), true),
+            ["is", "no", "leader"] => return expect(node.is_leader(now), false),
+            ["wrote", "nothing"] => return expect(node.writes, 0),
+            ["read", times, "time" | "times"] => return expect(node.reads, number::<u32>(times)?),
+            words => return node.change(name, words),
+        };
+        self.step(name, event)
+    }
+
+    fn row_is(&self, facts: &str) -> Play {
+        let row = match &self.table.rows.lock {
+            None => "absent".to_owned(),
+            Some(lock) => {
+                let mut row = format!("{} ttl={}", lock.owner, lock.ttl);
+                if lock.is_released() {
+                    row.push_str(" released");
+                }
+                if let (Some(epoch), Some(lease)) = (lock.epoch, lock.lease) {
+                    let _ = write!(row, " epoch={epoch} lease={}", show(lease));
+                }
+                if let Some(name) = &lock.reserved_for {
+                    let _ = write!(row, " reserved={name}");
+                }
+                row
+            }
+        };
+        if says(&row, facts) { Ok(()) } else { Err(format!("the row is {row}")) }
+    }
+
+    /// Writes that hung reach the store, and whoever still waits for one gets its answer.
+    fn land(&mut self, name: &str) -> Play {
+        let Some(node) = self.nodes.get_mut(name) else { return Ok(()) };
+        for (id, attempt) in std::mem::take(&mut node.hung) {
+            let answer = self.write(name, &attempt);
+            if let Some(waiting) = self.nodes.get_mut(name).and_then(|node| node.waiting.as_mut())
+                && waiting.id == id
+            {
+                waiting.answer = Some((self.now, answer));
+            }
+        }
+        Ok(())
+    }
+
+    // === running ===
+
+    /// Plays what is due, in the order of time and then of names.
+    fn run_until(&mut self, until: Duration) -> Play {
+        loop {
+            let due = self.nodes.iter().filter_map(|(name, node)| Some((node.due(self.now)?, name.clone())));
+            let Some((at, name)) = due.min().filter(|(at, _)| *at <= until) else { break };
+            self.now = self.now.max(at);
+            self.events += 1;
+            if self.events > EVENTS_MAX {
+                return Err(format!("{name} wakes again and again at {}", show(self.now)));
+            }
+            let now = self.now;
+            let Some(node) = self.nodes.get_mut(&name) else { continue };
+            let event = node.next_event(now);
+            self.step(&name, event)?;
+        }
+        self.now = until;
+        self.one_leader()
+    }
+
+    fn nonce(&mut self) -> Nonce {
+        self.nonces += 1;
+        // The low half is what jitter is drawn from: none, so that a timeline's times are round.
+        Nonce(self.nonces << 64)
+    }
+
+    fn step(&mut self, name: &str, event: Event) -> Play {
+        let nonce = self.nonce();
+        let now = self.now;
+        let Some(node) = self.nodes.get_mut(name) else { return Ok(()) };
+        let reading = Now {
+            monotonic: node.clock.monotonic(now),
+            wall: node.clock.wall(now),
+            nonce,
+            healthy: node.healthy,
+        };
+        let clock = node.clock;
+        for effect in node.machine.step(reading, event) {
+            match effect {
+                Effect::Call { id, by, call } => self.call(name, id, by, call),
+                Effect::Tell(news) => {
+                    let text = describe(&news, clock);
+                    self.tell(name, &text, matches!(news, News::Renewed { .. }));
+                    if let News::Elected { epoch, .. } = news {
+                        if epoch.0 <= self.epoch {
+                            return Err(format!("LD-2: epoch {epoch} after {}", self.epoch));
+                        }
+                        self.epoch = epoch.0;
+                    }
+                }
+            }
+        }
+        self.one_leader()
+    }
+
+    fn one_leader(&self) -> Play {
+        let leads = |(name, node): (&String, &Node)| node.is_leader(self.now).then(|| name.clone());
+        let leaders = self.nodes.iter().filter_map(leads).collect::<Vec<_>>();
+        if leaders.len() > 1 {
+            return Err(format!("LD-1: {} all lead at {}", leaders.join(" and "), show(self.now)));
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, name: &str, id: CallId, by: Monotonic, call: Call) {
+        let now = self.now;
+        let Some(node) = self.nodes.get_mut(name) else { return };
+        let link = node.link;
+        let is_write = matches!(call, Call::Write(_));
+        match &call {
+            Call::Read => {
+                node.reads += 1;
+                node.link = node.link_next.take().unwrap_or(link);
+            }
+            Call::Write(_) => node.writes += 1,
+        }
+        let answer = match (link, call) {
+            (Link::Fails, _) => Some((now, Answer::Failed)),
+            (Link::Hangs, Call::Read) => None,
+            (Link::Hangs, Call::Write(attempt)) => {
+                node.hung.push((id, attempt));
+                None
+            }
+            (Link::Works(latency), Call::Read) => Some((now + latency, self.read(name))),
+            (Link::Works(latency), Call::Write(attempt)) => Some((now + latency, self.write(name, &attempt))),
+            (Link::LosesReplies, Call::Read) => None,
+            (Link::LosesReplies, Call::Write(attempt)) => {
+                self.write(name, &attempt);
+                None
+            }
+        };
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.waiting = Some(Waiting { id, by, is_write, answer });
+        }
+    }
+
+    fn read(&mut self, name: &str) -> Answer {
+        self.tell(name, "reads", true);
+        if self.foreign { Answer::Foreign("is not ours".into()) } else { Answer::Rows(self.table.read()) }
+    }
+
+    fn write(&mut self, name: &str, attempt: &Attempt) -> Answer {
+        if self.foreign {
+            return Answer::Foreign("is not ours".into());
+        }
+        let what = match attempt {
+            Attempt::Acquire(_) => "claim",
+            Attempt::Renew(_) => "renewal",
+            Attempt::Release(_) => "release",
+        };
+        let answer = self.table.write(attempt);
+        let outcome = match &answer {
+            Answer::Applied { .. } => "applied",
+            Answer::RefusedByFence(_) => "refused by fence",
+            _ => "refused by lock",
+        };
+        self.tell(name, &format!("{what} {outcome}"), true);
+        answer
+    }
+}
+
+impl Node {
+    fn new(name: &str, owner: &str, settings: Settings) -> Play<Self> {
+        let owner = OwnerId::new(owner).map_err(|error| error.to_string())?;
+        let me = Me { owner, name: name.into(), about: Arc::default() };
+        let timing = settings.timing(false).map_err(|error| error.to_string())?;
+        let origin = Duration::from_secs(1000 * u64::from(name.as_bytes()[0]));
+        Ok(Self {
+            machine: Machine::new(me, timing),
+            settings,
+            clock: TestClock { origin, rate_ppm: 0, wall_millis: 0 },
+            link: Link::Works(Duration::ZERO),
+            link_next: None,
+            healthy: true,
+            paused: false,
+            waiting: None,
+            hung: Vec::new(),
+            reads: 0,
+            writes: 0,
+        })
+    }
+
+    fn change(&mut self, name: &str, words: &[&str]) -> Play {
+        let soon = matches!(words, [.., "after", "reading"]);
+        let words = if soon { &words[..words.len() - 2] } else { words };
+        let link = match words {
+            ["calls", "work"] => Link::Works(Duration::ZERO),
+            ["replies", "take", latency] => Link::Works(seconds(latency)?),
+            ["calls", "fail"] => Link::Fails,
+            ["calls", "hang"] => Link::Hangs,
+            ["loses", "replies"] => Link::LosesReplies,
+            ["is", health @ ("healthy" | "unhealthy")] => {
+                self.healthy = *health == "healthy";
+                return Ok(());
+            }
+            ["pauses"] => {
+                self.paused = true;
+                return Ok(());
+            }
+            // A pause without end. What hangs may land all the same.
+            ["crashes"] => {
+                self.paused = true;
+                self.machine = Self::new(name, name, self.settings.clone())?.machine;
+                self.waiting = None;
+                return Ok(());
+            }
+            ["restarts"] => {
+                self.paused = false;
+                return Ok(());
+            }
+            ["clock", changes @ ..] => {
+                for change in changes {
+                    if let Some(rate) = change.strip_prefix("rate=") {
+                        self.clock.rate_ppm = number::<i64>(rate.trim_end_matches('%'))? * 10_000;
+                    } else {
+                        let wall = change.strip_prefix("wall=").ok_or("rate= or wall=")?;
+                        self.clock.wall_millis = number::<i64>(wall.trim_end_matches('s'))? * 1000;
+                    }
+                }
+                return Ok(());
+            }
+            [owner] if owner.starts_with("owner=") => {
+                let fresh = Self::new(name, &owner["owner=".len()..], self.settings.clone())?;
+                *self = fresh;
+                return Ok(());
+            }
+            _ => return Err(format!("not understood: {}", words.join(" "))),
+        };
+        if soon {
+            self.link_next = Some(link);
+        } else {
+            self.link = link;
+        }
+        Ok(())
+    }
+
+    fn is_leader(&self, now: Duration) -> bool {
+        self.machine.is_leader(self.clock.monotonic(now))
+    }
+
+    /// When this node has something to do, in true time.
+    fn due(&self, now: Duration) -> Option<Duration> {
+        if self.paused {
+            return None;
+        }
+        let wake = self.clock.when(self.machine.wake_at());
+        let answered = self.waiting.as_ref().and_then(|waiting| {
+            let given_up = self.clock.when(waiting.by);
+            let answer = waiting.answer.as_ref().map(|(at, _)| *at);
+            [given_up, answer].into_iter().flatten().min()
+        });
+        Some([wake, answered].into_iter().flatten().min()?.max(now))
+    }
+
+    /// An answer that has come goes before its time limit, and both before a wake.
+    fn next_event(&mut self, now: Duration) -> Event {
+        let here = self.clock.monotonic(now);
+        match self.waiting.take() {
+            Some(Waiting { id, answer: Some((at, answer)), .. }) if at <= now => Event::Answered(id, answer),
+            Some(Waiting { id, by, is_write, .. }) if by <= here => {
+                Event::Answered(id, if is_write { Answer::Unknown } else { Answer::Failed })
+            }
+            waiting => {
+                self.waiting = waiting;
+                Event::Wake
+            }
+        }
+    }
+}
+
+impl TestClock {
+    fn monotonic(self, now: Duration) -> Monotonic {
+        let nanos = i128::try_from(now.as_nanos()).unwrap_or(0);
+        let local = nanos + nanos * i128::from(self.rate_ppm) / 1_000_000;
+        Monotonic::from_nanos(u64::try_from(local).unwrap_or(0)) + self.origin
+    }
+
+    fn wall(self, now: Duration) -> WallTime {
+        let millis = i64::try_from(now.as_millis()).unwrap_or(i64::MAX);
+        WallTime::from_millis(millis + self.wall_millis)
+    }
+
+    /// The first true moment at which this clock shows `reading`.
+    fn when(self, reading: Monotonic) -> Option<Duration> {
+        if reading == Monotonic::NEVER {
+            return None;
+        }
+        let local = reading.since(Monotonic::default() + self.origin).as_nanos();
+        let rate = u128::from((1_000_000 + self.rate_ppm).unsigned_abs());
+        u64::try_from((local * 1_000_000).div_ceil(rate)).ok().map(Duration::from_nanos)
+    }
+}
+
+// === words ===
+
+fn describe(news: &News, clock: TestClock) -> String {
+    let until = |deadline: Monotonic| show(deadline.since(Monotonic::default() + clock.origin));
+    match news {
+        News::Elected { epoch, deadline } => format!("elected epoch={epoch} until={}", until(*deadline)),
+        News::Renewed { deadline } => format!("renewed until={}", until(*deadline)),
+        News::Lost(LossReason::Superseded { by, epoch }) => {
+            let by = by.as_ref().map_or(String::new(), |by| format!(" by={by}"));
+            let epoch = epoch.map_or(String::new(), |epoch| format!(" epoch={epoch}"));
+            format!("lost superseded{by}{epoch}")
+        }
+        News::Lost(reason) => format!("lost {}", reason.name()),
+        News::Declined => "declined".to_owned(),
+        News::Released { confirmed: true } => "released".to_owned(),
+        News::Released { confirmed: false } => "could not release".to_owned(),
+        News::ResignAsked(request) => {
+            let to = request.to.as_ref().map_or(String::new(), |to| format!(" to={to}"));
+            format!("asked to resign{to}")
+        }
+        News::Trouble(Trouble::ForeignRow(_)) => "trouble foreign row".to_owned(),
+        News::Trouble(Trouble::GoRow) => "trouble go row".to_owned(),
+        News::Trouble(Trouble::SameOwner) => "trouble same owner".to_owned(),
+        News::Stopped => "stopped".to_owned(),
+    }
+}
+
+/// Whether a text has all the words of a fact.
+fn says(text: &str, fact: &str) -> bool {
+    let words = text.split_whitespace().collect::<Vec<_>>();
+    fact.split_whitespace().all(|word| words.contains(&word))
+}
+
+fn expect<T: PartialEq + std::fmt::Display>(is: T, wanted: T) -> Play {
+    if is == wanted { Ok(()) } else { Err(format!("it is {is}, not {wanted}")) }
+}
+
+fn go_row(ttl: i64) -> Lock {
+    Lock {
+        owner: OwnerId::new("go").unwrap(),
+        ttl,
+        rvn: None,
+        lease: None,
+        epoch: None,
+        reserved_for: None,
+        resign: None,
+        card: None,
+    }
+}
+
+fn settings(mut settings: Settings, words: &[&str]) -> Play<Settings> {
+    for word in words {
+        match word.split_once('=') {
+            Some(("lease", value)) => settings.lease = seconds(value)?,
+            Some(("renew", value)) => settings.renew = seconds(value)?,
+            Some(("skew", value)) => settings.skew = Skew::Bounded(seconds(value)?),
+            None if *word == "retry" => settings.on_renewal_error = OnRenewalError::RetryUntilDeadline,
+            None if *word == "go_peers" => settings.go_peers = true,
+            _ => return Err(format!("no such setting: {word}")),
+        }
+    }
+    Ok(settings)
+}
+
+fn setting<T: std::str::FromStr>(word: &str, name: &str) -> Play<T> {
+    let value = word.strip_prefix(name).and_then(|rest| rest.strip_prefix('='));
+    number(value.ok_or_else(|| format!("wanted {name}=…"))?)
+}
+
+fn number<T: std::str::FromStr>(word: &str) -> Play<T> {
+    word.parse().map_err(|_| format!("not a number: {word}"))
+}
+
+fn seconds(word: &str) -> Play<Duration> {
+    let value = word.strip_suffix('s').ok_or_else(|| format!("seconds end in s: {word}"))?;
+    // Through milliseconds, so that 14.7 is what it says.
+    let millis = (number::<f64>(value)? * 1000.0).round();
+    Ok(Duration::from_millis(millis as u64))
+}
+
+fn show(duration: Duration) -> String {
+    let millis = duration.as_nanos().div_ceil(1_000_000);
+    let text = format!("{}.{:03}", millis / 1000, millis % 1000);
+    format!("{}s", text.trim_end_matches('0').trim_end_matches('.'))
+}
