@@ -317,3 +317,7 @@ fn whole(item: &Item, name: &str) -> Result<Option<u64>, Problem> {
 fn mistyped(name: &str, wanted: &str, found: &Value) -> Problem {
     format!("has `{name}` of type {}, not {wanted}", found.type_name())
 }
+
+#[cfg(test)]
+#[path = "rows_test.rs"]
+mod tests;
