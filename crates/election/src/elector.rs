@@ -513,6 +513,10 @@ impl Task {
 
     fn obey(&mut self, command: Command) {
         match command {
+            Command::Lead { once: true, elected } if self.machine.term().is_some() => {
+                // Led by this very candidate, on behalf of somebody else.
+                let _ = elected.send(Ok(None));
+            }
             Command::Lead { once, elected } => {
                 self.waiting.push(Waiter { once, elected });
                 self.step(if once { Event::TryOnce } else { Event::Campaign });

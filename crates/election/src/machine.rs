@@ -548,6 +548,11 @@ impl Machine {
             }
             Answer::RefusedByFence(mark) => {
                 self.fence = mark;
+                self.highest = self.highest.max(mark.map_or(Epoch(0), |mark| mark.epoch));
+                if claim.acquire.over.is_none() {
+                    // Somebody led meanwhile, and the row vanished again: that absence is news (E-7).
+                    self.seen = Some(Seen { rows: Rows { lock: None, fence: mark }, since: now.monotonic });
+                }
                 self.fence_lessons += 1;
                 if self.fence_lessons > FENCE_LESSONS_MAX {
                     self.fence_lessons = 0;

@@ -824,6 +824,29 @@ fn a_stop_ends_within_one_lease_although_the_store_is_down() {
 // === rows that vanish ===
 
 #[test]
+fn e7_an_absence_that_hid_a_term_is_watched_from_its_discovery() {
+    // b saw no row, and then nothing for a while. When it looks again with its claim, there is no row
+    // either, but somebody was elected in between and leads.
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a crashes
+        1s     row reaped
+        1s     b watches       -> reads
+        1.5s   b rests
+        2s     c campaigns     -> reads
+        17.3s                  -> c elected epoch=2
+        18s    row reaped
+        19s    b campaigns     -> claim refused by fence
+        21s    b is no leader
+        21s    c is leader
+        22.3s                  -> c lost superseded
+        34.3s                  -> b elected epoch=3
+        ",
+    );
+}
+
+#[test]
 fn e7_an_absent_row_under_a_known_epoch_is_watched_like_a_stale_one() {
     // The sweep trusted a wrong clock: a leads on until its deadline.
     check(
