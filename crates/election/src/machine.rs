@@ -712,7 +712,7 @@ impl Machine {
     }
 
     fn heard(&mut self, request: ResignRequest, effects: &mut Vec<Effect>) {
-        if self.resign_heard != Some(request.nonce) {
+        if self.resign_heard != Some(request.nonce) || planted::is("resign_request_repeats") {
             self.resign_heard = Some(request.nonce);
             effects.push(Effect::Tell(News::ResignAsked(request)));
         }
