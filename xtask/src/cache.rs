@@ -31,6 +31,11 @@ impl Cache {
         self.root.join("loopback")
     }
 
+    /// Where `--cfg planted` builds: never mixed with what is run in earnest.
+    pub(crate) fn planted_target(&self) -> PathBuf {
+        self.root.join("planted-target")
+    }
+
     pub(crate) fn services(&self) -> PathBuf {
         self.root.join("services")
     }

@@ -12,6 +12,7 @@ mod cache;
 mod child;
 mod demo;
 mod interrupt;
+mod planted;
 mod progress;
 mod proxy;
 mod services;
@@ -83,6 +84,20 @@ enum Chore {
         /// Passed to the benchmark, from the first word on that is not ours.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         extra: Vec<String>,
+    },
+    /// Plant bugs on purpose, one at a time, and see which layer of tests catches each.
+    ///
+    /// Exits 0 exactly if every bug is caught and nothing fails without one.
+    Planted {
+        scenario: planted::Scenario,
+        #[arg(long)]
+        json: bool,
+        /// Only this bug.
+        #[arg(long)]
+        only: Option<String>,
+        /// Go on after the first layer that catches a bug, and list all that do.
+        #[arg(long)]
+        all_layers: bool,
     },
     /// Run the fault proxy by hand.
     #[command(disable_help_flag = true)]
@@ -169,6 +184,9 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
         Chore::Verify { deny } => return verify::run(&cache, deny),
         Chore::Bench { subject, json, embedded, extra } => {
             return bench::run(&cache, bench::Selection { subject, json, embedded, extra });
+        }
+        Chore::Planted { scenario, json, only, all_layers } => {
+            return planted::run(&cache, &planted::Selection { scenario, json, only, all_layers });
         }
         Chore::Proxy { arguments } => return Err(proxy::exec(&arguments)),
         Chore::Demo { arguments } => return Err(demo::exec(&cache, &arguments)),

@@ -1,0 +1,349 @@
+//! `xtask planted`: tests of the tests.
+//!
+//! One build with `--cfg planted`, in a target directory of its own, can break each rule on purpose:
+//! `TENURE_PLANTED` names the bug. The layers of tests run from the cheapest to the dearest until one
+//! fails, and then the bug is caught. Before that all layers run without a bug, and must pass.
+
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::cache::Cache;
+use crate::child;
+use crate::progress::Step;
+use crate::workspace::cargo;
+
+/// A layer that runs longer has caught the bug: it went round and round.
+const LAYER_TIMEOUT: Duration = Duration::from_secs(150);
+/// What `timeout` says then.
+const TIMED_OUT: i32 = 124;
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Scenario {
+    /// The machine, rows and fence of an election.
+    Election,
+}
+
+pub(crate) struct Selection {
+    pub(crate) scenario: Scenario,
+    pub(crate) json: bool,
+    pub(crate) only: Option<String>,
+    pub(crate) all_layers: bool,
+}
+
+/// A bug to plant, and the rule or the checker that it breaks.
+struct Bug {
+    name: &'static str,
+    breaks: &'static str,
+}
+
+/// In the order of the rules in `machine.rs`; `LD-…` are the checkers of the simulation.
+const ELECTION: [Bug; 22] = [
+    bug("deadline_from_receipt", "E-1, LD-1"),
+    bug("retry_stretches_deadline", "E-1, LD-1"),
+    bug("no_rate_margin", "E-1, E-2, LD-1"),
+    bug("stale_by_own_lease", "E-2, LD-1"),
+    bug("stale_from_send", "E-2, LD-1"),
+    bug("watch_ignores_version", "E-2, LD-1"),
+    bug("bare_wall_clock", "E-3, LD-1"),
+    bug("go_row_by_ttl_alone", "E-3"),
+    bug("unknown_is_success", "E-4, LD-1"),
+    bug("fence_in_ttl_row", "E-5, LD-2"),
+    bug("own_claim_keeps_epoch", "E-5, LD-2"),
+    bug("release_without_version", "E-6, LD-1"),
+    bug("release_keeps_rvn", "E-6"),
+    bug("absent_is_free", "E-7, LD-1"),
+    bug("own_row_by_owner_id", "E-8, LD-1"),
+    bug("stop_does_not_join", "E-9"),
+    bug("expired_term_revives", "E-10"),
+    bug("unhealthy_renews", "E-11"),
+    bug("renewal_reuses_ttl", "E-12, LD-1"),
+    bug("resign_request_repeats", "ResignAsked once"),
+    bug("guard_admits_lower", "LD-3"),
+    bug("follower_gives_up", "LD-4"),
+];
+
+const fn bug(name: &'static str, breaks: &'static str) -> Bug {
+    Bug { name, breaks }
+}
+
+/// One kind of test, as a program to run.
+struct Layer {
+    name: &'static str,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+}
+
+/// What is known of one bug; printed as it is under `--json`.
+#[derive(Debug, PartialEq, Serialize)]
+struct Row {
+    planted: &'static str,
+    breaks: &'static str,
+    caught: bool,
+    layer: Option<&'static str>,
+    /// Every layer that catches it, where all were asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<Vec<&'static str>>,
+    seconds: f64,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct Summary {
+    scenario: &'static str,
+    /// Without a bug, all layers pass.
+    control: bool,
+    planted: usize,
+    caught: usize,
+}
+
+pub(crate) fn run(cache: &Cache, selection: &Selection) -> Result<ExitCode> {
+    let Scenario::Election = selection.scenario;
+    let bugs = chosen(&ELECTION, selection.only.as_deref())?;
+    let layers = build(cache)?;
+
+    let control = control(&layers)?;
+    let mut caught = 0;
+    for bug in &bugs {
+        let row = hunt(bug, &layers, selection.all_layers)?;
+        caught += usize::from(row.caught);
+        print(&row, selection.json)?;
+    }
+    let summary = Summary { scenario: "election", control, planted: bugs.len(), caught };
+    if selection.json {
+        println!("{}", serde_json::to_string(&summary)?);
+    } else {
+        println!("{} of {} planted bugs caught", summary.caught, summary.planted);
+    }
+    Ok(if control && caught == bugs.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn chosen<'a>(bugs: &'a [Bug], only: Option<&str>) -> Result<Vec<&'a Bug>> {
+    let chosen = bugs.iter().filter(|bug| only.is_none_or(|only| only == bug.name)).collect::<Vec<_>>();
+    if chosen.is_empty() {
+        let names = bugs.iter().map(|bug| bug.name).collect::<Vec<_>>();
+        bail!("no bug of that name is planted: there are {}", names.join(", "));
+    }
+    Ok(chosen)
+}
+
+/// Without a bug every layer passes; otherwise nothing that follows means anything.
+fn control(layers: &[Layer]) -> Result<bool> {
+    let mut passed = true;
+    for layer in layers {
+        if let Some(failure) = fails(layer, None)? {
+            passed = false;
+            eprintln!("{} fails without any bug:\n{failure}", layer.name);
+        }
+    }
+    Ok(passed)
+}
+
+fn hunt(bug: &Bug, layers: &[Layer], all_layers: bool) -> Result<Row> {
+    let began = Instant::now();
+    let mut catching = Vec::new();
+    for layer in layers {
+        if fails(layer, Some(bug))?.is_some() {
+            catching.push(layer.name);
+            if !all_layers {
+                break;
+            }
+        }
+    }
+    Ok(Row {
+        planted: bug.name,
+        breaks: bug.breaks,
+        caught: !catching.is_empty(),
+        layer: catching.first().copied(),
+        layers: all_layers.then_some(catching),
+        seconds: (began.elapsed().as_secs_f64() * 100.0).round() / 100.0,
+    })
+}
+
+fn print(row: &Row, json: bool) -> Result<()> {
+    if json {
+        println!("{}", serde_json::to_string(row)?);
+    } else {
+        let by = match (&row.layers, row.layer) {
+            (_, None) => "NOT CAUGHT".to_owned(),
+            (Some(layers), _) => layers.join(", "),
+            (None, Some(layer)) => layer.to_owned(),
+        };
+        println!("{:<26} {:<16} {by} ({:.1} s)", row.planted, row.breaks, row.seconds);
+    }
+    Ok(())
+}
+
+/// Runs a layer; what it said last if it fails.
+fn fails(layer: &Layer, bug: Option<&Bug>) -> Result<Option<String>> {
+    let name = bug.map_or("nothing planted", |bug| bug.name);
+    let step = Step::begin(format!("{name}: {}", layer.name));
+    let mut command = Command::new("timeout");
+    command.arg("--kill-after=5").arg(LAYER_TIMEOUT.as_secs().to_string());
+    command.arg(&layer.program).args(&layer.arguments).env("RUST_BACKTRACE", "0");
+    match bug {
+        Some(bug) => command.env("TENURE_PLANTED", bug.name),
+        None => command.env_remove("TENURE_PLANTED"),
+    };
+    let captured = child::run_captured(&mut command, &step)?;
+    drop(step);
+    Ok(match captured.status.code() {
+        Some(0) => None,
+        Some(TIMED_OUT) => Some(format!("no end within {LAYER_TIMEOUT:?}")),
+        _ => Some(child::tail(&captured.output, 40)),
+    })
+}
+
+// === building ===
+
+/// How many schedules a bug gets in the simulation: some seconds of them.
+const SIM_SCHEDULES: &str = "2000";
+
+fn build(cache: &Cache) -> Result<Vec<Layer>> {
+    let target = cache.planted_target();
+    let election = "tenure-election";
+    let tests = ["test", "--no-run", "--package", election, "--lib", "--test", "main"];
+    let sim = ["build", "--package", "tenure-sim", "--bin", "tenure-sim"];
+    let tests = executables(&target, tests)?;
+    let sim = executables(&target, sim)?;
+    let program = |found: &[(String, PathBuf)], name: &str| {
+        let found = found.iter().find(|(target, _)| target == name);
+        found.map(|(_, program)| program.clone()).with_context(|| format!("cargo built no `{name}`"))
+    };
+    let words = |words: &[&str]| words.iter().map(OsString::from).collect();
+    Ok(vec![
+        Layer {
+            name: "machine",
+            program: program(&tests, "tenure_election")?,
+            arguments: words(&["--quiet"]),
+        },
+        Layer { name: "model", program: program(&tests, "main")?, arguments: words(&["--quiet", "model::"]) },
+        Layer {
+            name: "sim",
+            program: program(&sim, "tenure-sim")?,
+            arguments: words(&["election", "--schedules", SIM_SCHEDULES, "--seed", "1", "--json"]),
+        },
+    ])
+}
+
+/// Builds, and says where the programs are, by the name of their target.
+fn executables<const N: usize>(target: &Path, arguments: [&str; N]) -> Result<Vec<(String, PathBuf)>> {
+    let command = || {
+        let mut command = cargo(arguments);
+        let flags = env::var("RUSTFLAGS").unwrap_or_default();
+        command.env("RUSTFLAGS", format!("{flags} --cfg planted").trim());
+        // Quick enough for models and simulations; debug assertions stay, as planted bugs want them.
+        command.env("CARGO_PROFILE_DEV_OPT_LEVEL", "2").env("CARGO_TARGET_DIR", target);
+        command
+    };
+    // First for its messages, then, with nothing left to do, for the list.
+    let built = child::run(&mut command())?;
+    ensure!(built.success(), "the build failed: cargo's messages are above");
+    let output = command().arg("--message-format=json").output().context("run cargo")?;
+    ensure!(output.status.success(), "cargo: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(artifacts(&String::from_utf8_lossy(&output.stdout)))
+}
+
+fn artifacts(messages: &str) -> Vec<(String, PathBuf)> {
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let artifact = |message: Value| {
+        let program = message["executable"].as_str()?;
+        Some((message["target"]["name"].as_str()?.to_owned(), PathBuf::from(program)))
+    };
+    messages.filter_map(artifact).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fs;
+
+    use super::*;
+    use crate::workspace;
+
+    /// The names in `planted::is("…")` of every source file of the crate.
+    fn asked_for(package: &str) -> BTreeSet<String> {
+        let folder = workspace::root().join("crates").join(package).join("src");
+        let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let texts = files.filter(|file| file.is_file()).map(|file| fs::read_to_string(file).unwrap());
+        let names = |text: String| {
+            let calls = text.split("planted::is(\"").skip(1).map(str::to_owned).collect::<Vec<_>>();
+            calls.into_iter().filter_map(|call| call.split_once('"').map(|(name, _)| name.to_owned()))
+        };
+        texts.flat_map(names).collect()
+    }
+
+    #[test]
+    fn every_bug_in_the_code_is_listed_and_every_listed_one_is_there() {
+        let listed = ELECTION.iter().map(|bug| bug.name.to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(listed, asked_for("election"));
+    }
+
+    #[test]
+    fn every_rule_and_checker_has_a_bug() {
+        let broken = ELECTION.iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
+        for rule in (1..=12).map(|n| format!("E-{n}")).chain((1..=4).map(|n| format!("LD-{n}"))) {
+            assert!(broken.contains(rule.as_str()), "{rule}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_name_is_answered_with_the_right_ones() {
+        assert_eq!(chosen(&ELECTION, Some("absent_is_free")).unwrap().len(), 1);
+        assert_eq!(chosen(&ELECTION, None).unwrap().len(), ELECTION.len());
+        let error = chosen(&ELECTION, Some("typo")).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("absent_is_free"), "{error}");
+    }
+
+    #[test]
+    fn layers_run_until_one_fails() {
+        let layer = |name, script: &str| Layer {
+            name,
+            program: "sh".into(),
+            arguments: vec!["-c".into(), script.into()],
+        };
+        let layers = [
+            layer("first", "true"),
+            layer("second", "test \"$TENURE_PLANTED\" != a"),
+            layer("third", "test -z \"$TENURE_PLANTED\""),
+        ];
+        assert!(control(&layers).unwrap());
+        let row = |name, all| hunt(&bug(name, "E-1"), &layers, all).unwrap();
+        assert_eq!(row("a", false).layer, Some("second"));
+        assert_eq!(row("a", true).layers, Some(vec!["second", "third"]));
+        assert_eq!(row("b", false).layer, Some("third"));
+        assert!(!hunt(&bug("a", "E-1"), &layers[..1], false).unwrap().caught);
+    }
+
+    #[test]
+    fn a_row_has_the_documented_fields() {
+        let row =
+            Row { planted: "x", breaks: "E-1", caught: true, layer: Some("sim"), layers: None, seconds: 1.5 };
+        assert_eq!(
+            serde_json::to_string(&row).unwrap(),
+            r#"{"planted":"x","breaks":"E-1","caught":true,"layer":"sim","seconds":1.5}"#
+        );
+        let summary = Summary { scenario: "election", control: true, planted: 2, caught: 1 };
+        assert_eq!(
+            serde_json::to_string(&summary).unwrap(),
+            r#"{"scenario":"election","control":true,"planted":2,"caught":1}"#
+        );
+    }
+
+    #[test]
+    fn programs_are_found_in_cargos_messages() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","target":{"name":"dep"},"executable":null}"#,
+            "\n",
+            r#"{"reason":"compiler-artifact","target":{"name":"main"},"executable":"/t/main-1"}"#,
+            "\n",
+            r#"{"reason":"build-finished","success":true}"#,
+        );
+        assert_eq!(artifacts(messages), [("main".to_owned(), PathBuf::from("/t/main-1"))]);
+    }
+}
