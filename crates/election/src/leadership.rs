@@ -78,7 +78,10 @@ impl Term {
         self.shared.resign_asked.send_replace(Some(request));
     }
 
-    fn deadline(&self) -> Monotonic {
+    /// Until when the term holds if it is not renewed, for a guard that stands outside this process; long
+    /// past once the term is over.
+    #[must_use]
+    pub fn deadline(&self) -> Monotonic {
         Monotonic::from_nanos(self.shared.deadline.load(Ordering::Acquire))
     }
 
