@@ -129,8 +129,13 @@ impl Need {
 
     fn install(self, cache: &Cache) -> Result<()> {
         match self {
-            Need::Nextest => install_cargo("cargo-nextest", NEXTEST_VERSION),
-            Need::Deny => install_cargo("cargo-deny", DENY_VERSION),
+            // A third of the work of a full build; its speed is that of the tests.
+            Need::Nextest => install_cargo(
+                "cargo-nextest",
+                NEXTEST_VERSION,
+                &["--debug", "--no-default-features", "--features", "default-no-update"],
+            ),
+            Need::Deny => install_cargo("cargo-deny", DENY_VERSION, &[]),
             Need::Npm(package) => package.install(cache),
             Need::Loopback => build_loopback(&cache.loopback()),
             Need::Compiler | Need::Postgres | Need::Java | Need::Node | Need::Faketime => Ok(()),
@@ -235,10 +240,11 @@ impl Drop for NoMainCluster {
 
 // === Cargo and C ===
 
-fn install_cargo(package: &str, version: &str) -> Result<()> {
+fn install_cargo(package: &str, version: &str, options: &[&str]) -> Result<()> {
     let step = Step::begin(format!("cargo install {package}@{version} (takes minutes)"));
     let mut cargo = Command::new("cargo");
-    cargo.args(["install", "--locked", "--version", version, package]);
+    cargo.args(["install", "--locked", "--version", version, package]).args(options);
+    cargo.env("CARGO_PROFILE_DEV_DEBUG", "0");
     // A tool's build must not fill the project's target directory, nor use this toolchain's lints.
     cargo.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
     child::run_quietly(&mut cargo, &step)?;
