@@ -1,0 +1,368 @@
+//! A schedule of the election: who stands with which settings and clocks, and what goes wrong when.
+//!
+//! The seed draws not only the faults but how many kinds there are and how strong each is (a swarm):
+//! some worlds are calm but for one clock, others are all crashes. Whatever happens at a moment of its
+//! own is listed as an [`Incident`], so that a schedule can be made smaller by taking entries away.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use tenure_clock::Entropy;
+use tenure_election::{OnRenewalError, Settings, Skew, Timing};
+
+use crate::fault::Fault;
+
+/// How long every schedule is.
+pub const SCHEDULE_SECONDS: u64 = 600;
+/// How many stand.
+pub const NODES: usize = 3;
+/// The longest wait before a node that lost its term stands again.
+pub const COOL_DOWN_MAX: u64 = SECOND;
+/// One second in nanoseconds.
+pub const SECOND: u64 = 1_000_000_000;
+const MILLI: u64 = 1_000_000;
+const HOUR_MILLIS: u64 = 3_600_000;
+
+/// A whole schedule.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// What it was drawn from.
+    pub seed: u64,
+    /// What the draws of the running world are derived from.
+    pub key: u64,
+    /// Who stands.
+    pub nodes: Vec<NodePlan>,
+    /// What becomes of calls.
+    pub network: Network,
+    /// What happens at a moment of its own, in order.
+    pub incidents: Vec<Incident>,
+    /// When the faults stop.
+    pub heal_at: u64,
+    /// When the schedule ends.
+    pub end_at: u64,
+    /// How long a leader waits between two guarded writes, at most.
+    pub work_every_max: u64,
+    /// Faults of single calls that were taken away again: the node and the number of its call.
+    pub spared_calls: BTreeSet<(usize, u32)>,
+}
+
+/// One node.
+#[derive(Debug, Clone)]
+pub struct NodePlan {
+    /// Whether it takes part.
+    pub present: bool,
+    /// Its settings, checked.
+    pub timing: Timing,
+    /// What its monotonic clock shows at the beginning.
+    pub clock_origin: u64,
+    /// By how much its monotonic clock is fast.
+    pub rate_ppm: i64,
+    /// By how much its wall is off.
+    pub skew_millis: i64,
+    /// When its first process starts.
+    pub starts_at: u64,
+}
+
+/// What becomes of calls.
+#[derive(Debug, Clone, Copy)]
+pub struct Network {
+    /// The quickest way there or back.
+    pub latency_min: u64,
+    /// The slowest, where nothing is wrong.
+    pub latency_max: u64,
+    /// Of 65,536 calls, how many meet each fault.
+    pub throttled: u64,
+    /// See [`Network::throttled`].
+    pub failed: u64,
+    /// See [`Network::throttled`].
+    pub request_lost: u64,
+    /// See [`Network::throttled`].
+    pub reply_lost: u64,
+    /// See [`Network::throttled`].
+    pub late: u64,
+    /// See [`Network::throttled`].
+    pub duplicated: u64,
+    /// See [`Network::throttled`].
+    pub slow: u64,
+    /// By how much a slow call is, at most.
+    pub slow_by_max: u64,
+    /// How late a late or duplicated write lands, at most.
+    pub late_by_max: u64,
+}
+
+/// The faults that a single call can meet, in the order in which a draw picks them.
+pub const CALL_FAULTS: [Fault; 7] = [
+    Fault::Throttled,
+    Fault::Failed,
+    Fault::RequestLost,
+    Fault::ReplyLost,
+    Fault::Late,
+    Fault::Duplicated,
+    Fault::Slow,
+];
+
+impl Network {
+    /// The rate of one fault, of 65,536.
+    pub const fn rate_mut(&mut self, fault: Fault) -> Option<&mut u64> {
+        match fault {
+            Fault::Throttled => Some(&mut self.throttled),
+            Fault::Failed => Some(&mut self.failed),
+            Fault::RequestLost => Some(&mut self.request_lost),
+            Fault::ReplyLost => Some(&mut self.reply_lost),
+            Fault::Late => Some(&mut self.late),
+            Fault::Duplicated => Some(&mut self.duplicated),
+            Fault::Slow => Some(&mut self.slow),
+            _ => None,
+        }
+    }
+
+    /// The fault that sixteen random bits pick, if any.
+    #[must_use]
+    pub fn pick(&self, bits: u64) -> Option<Fault> {
+        let rates = [
+            self.throttled,
+            self.failed,
+            self.request_lost,
+            self.reply_lost,
+            self.late,
+            self.duplicated,
+            self.slow,
+        ];
+        let mut below = 0;
+        for (rate, fault) in rates.into_iter().zip(CALL_FAULTS) {
+            below += rate;
+            if bits < below {
+                return Some(fault);
+            }
+        }
+        None
+    }
+}
+
+/// Something that happens once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Incident {
+    /// When.
+    pub at: u64,
+    /// Until when, if it lasts.
+    pub until: u64,
+    /// What.
+    pub fault: Fault,
+    /// To whom.
+    pub target: Target,
+    /// Whatever else was drawn for it.
+    pub detail: u64,
+}
+
+/// Whom an incident concerns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// This node.
+    Node(usize),
+    /// Whoever leads at that moment; nobody, if nobody does.
+    Leader,
+}
+
+impl Plan {
+    /// The schedule of a seed.
+    #[must_use]
+    pub fn draw(seed: u64) -> Self {
+        let entropy = Entropy::seeded(seed);
+        let settings = draw_settings(&entropy);
+        let timings: Vec<Timing> =
+            settings.iter().map(|one| one.timing(false).expect("the drawn settings are valid")).collect();
+        let lease_max = nanos(timings.iter().map(|timing| timing.lease).max().unwrap_or_default());
+        let end_at = SCHEDULE_SECONDS * SECOND;
+        // Time enough to converge, and then to stay so for a while.
+        let heal_at = end_at - 4 * lease_max - 5 * SECOND;
+        let rates_on = one_in(&entropy, 2);
+        let skews_on = !one_in(&entropy, 4);
+        let nodes = timings
+            .iter()
+            .map(|timing| NodePlan {
+                present: true,
+                timing: *timing,
+                clock_origin: entropy.below(1000 * SECOND),
+                rate_ppm: if rates_on { draw_rate(&entropy, timing.rate_error_ppm) } else { 0 },
+                skew_millis: if skews_on { draw_skew(&entropy, timing) } else { 0 },
+                starts_at: entropy.below(2 * SECOND),
+            })
+            .collect::<Vec<_>>();
+        let incidents = draw_incidents(&entropy, &nodes, lease_max, heal_at);
+        Self {
+            seed,
+            key: entropy.u64(),
+            network: draw_network(&entropy, lease_max),
+            nodes,
+            incidents,
+            heal_at,
+            end_at,
+            work_every_max: (2 + entropy.below(8)) * SECOND,
+            spared_calls: BTreeSet::new(),
+        }
+    }
+
+    /// The longest lease of those who take part.
+    #[must_use]
+    pub fn lease_max(&self) -> u64 {
+        self.nodes.iter().map(|node| nanos(node.timing.lease)).max().unwrap_or(0)
+    }
+
+    /// When, at the latest, there is one leader again: the bound of LD-4.
+    #[must_use]
+    pub fn converged_by(&self) -> u64 {
+        let poll = self.nodes.iter().map(|node| nanos(node.timing.poll)).max().unwrap_or(0);
+        self.heal_at + 2 * self.lease_max() + poll + COOL_DOWN_MAX + 4 * self.network.latency_max
+    }
+}
+
+/// A duration as the calendar counts.
+#[must_use]
+pub fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn one_in(entropy: &Entropy, n: u64) -> bool {
+    entropy.below(n) == 0
+}
+
+/// Between `min` and `max`, each doubling as likely as the next: short and long ones alike.
+fn spread(entropy: &Entropy, min: u64, max: u64) -> u64 {
+    let doublings = u64::from((max / min.max(1)).max(1).ilog2());
+    let from = min << entropy.below(doublings + 1);
+    (from + entropy.below(from)).min(max)
+}
+
+fn draw_settings(entropy: &Entropy) -> Vec<Settings> {
+    let preset = |entropy: &Entropy| match entropy.below(10) {
+        0..3 => Settings::stable(),
+        3..6 => Settings::balanced(),
+        6..9 => Settings::fast(),
+        _ => {
+            let renew = Duration::from_secs(2 + entropy.below(5));
+            Settings { renew, lease: renew * 3 + Duration::from_millis(entropy.below(3000)), ..Settings::fast() }
+        }
+    };
+    let common = preset(entropy);
+    let mixed = one_in(entropy, 6);
+    let on_renewal_error =
+        if one_in(entropy, 2) { OnRenewalError::StepDown } else { OnRenewalError::RetryUntilDeadline };
+    let skew = match one_in(entropy, 3) {
+        true => Skew::Bounded(Duration::from_millis(2 * (50 + entropy.below(2000)))),
+        false => Skew::Unbounded,
+    };
+    let rate_error_ppm = if one_in(entropy, 5) { 1000 } else { 10_000 };
+    (0..NODES)
+        .map(|_| {
+            let own = if mixed { preset(entropy) } else { common.clone() };
+            Settings { on_renewal_error, skew, rate_error_ppm, ..own }
+        })
+        .collect()
+}
+
+/// The extremes as often as all between: that is where a margin fails.
+fn draw_rate(entropy: &Entropy, bound_ppm: u32) -> i64 {
+    let bound = i64::from(bound_ppm);
+    match entropy.below(4) {
+        0 => bound,
+        1 => -bound,
+        _ => in_range(entropy, bound),
+    }
+}
+
+fn draw_skew(entropy: &Entropy, timing: &Timing) -> i64 {
+    let bound = match timing.skew {
+        // Within half the bound of true time, so that any two are within the bound.
+        Some(bound) => i64::try_from(bound.as_millis() / 2).unwrap_or(0),
+        None if one_in(entropy, 2) => 60_000,
+        None => i64::try_from(HOUR_MILLIS).unwrap_or(0),
+    };
+    match entropy.below(4) {
+        0 => bound,
+        1 => -bound,
+        _ => in_range(entropy, bound),
+    }
+}
+
+fn in_range(entropy: &Entropy, bound: i64) -> i64 {
+    i64::try_from(entropy.below(2 * bound.unsigned_abs() + 1)).unwrap_or(0) - bound
+}
+
+fn draw_network(entropy: &Entropy, lease_max: u64) -> Network {
+    let latency_max = spread(entropy, 2 * MILLI, 200 * MILLI);
+    let mut network = Network {
+        latency_min: latency_max / 8,
+        latency_max,
+        throttled: 0,
+        failed: 0,
+        request_lost: 0,
+        reply_lost: 0,
+        late: 0,
+        duplicated: 0,
+        slow: 0,
+        slow_by_max: spread(entropy, 100 * MILLI, lease_max),
+        late_by_max: spread(entropy, SECOND, 4 * lease_max),
+    };
+    // One world in four has calls that never fail.
+    let calm = one_in(entropy, 4);
+    for fault in CALL_FAULTS {
+        let on = one_in(entropy, 3) && !calm;
+        let rate = spread(entropy, 1 << 6, 1 << 13);
+        if on && let Some(slot) = network.rate_mut(fault) {
+            *slot = rate;
+        }
+    }
+    network
+}
+
+/// The faults that come as incidents, and how long they last at most, in leases; 0 for a moment.
+const INCIDENTS: [(Fault, u64); 14] = [
+    (Fault::Pause, 4),
+    (Fault::Crash, 2),
+    (Fault::Stop, 1),
+    (Fault::Partition, 4),
+    (Fault::RequestsDropped, 3),
+    (Fault::RepliesDropped, 3),
+    (Fault::Outage, 2),
+    (Fault::Reaped, 0),
+    (Fault::Deleted, 0),
+    (Fault::Resign, 0),
+    (Fault::ResignTo, 0),
+    (Fault::ResignAsked, 0),
+    (Fault::Unhealthy, 3),
+    (Fault::WallStep, 0),
+];
+
+fn draw_incidents(entropy: &Entropy, nodes: &[NodePlan], lease_max: u64, heal_at: u64) -> Vec<Incident> {
+    let mut incidents = Vec::new();
+    for (fault, leases) in INCIDENTS {
+        // A row is deleted by hand seldom; a crash is what failover is measured by.
+        let on = match fault {
+            Fault::Crash => one_in(entropy, 2),
+            Fault::Deleted => one_in(entropy, 6),
+            _ => one_in(entropy, 3),
+        };
+        let every = spread(entropy, 15 * SECOND, 300 * SECOND);
+        if !on {
+            continue;
+        }
+        let mut at = entropy.below(2 * every);
+        while at < heal_at {
+            let lasts = spread(entropy, 50 * MILLI, (leases * lease_max).max(50 * MILLI));
+            let node = usize::try_from(entropy.below(NODES as u64)).unwrap_or(0);
+            let target = if one_in(entropy, 2) { Target::Leader } else { Target::Node(node) };
+            let (target, detail) = match fault {
+                Fault::WallStep => {
+                    let skew = draw_skew(entropy, &nodes[node].timing);
+                    (Target::Node(node), skew.cast_unsigned())
+                }
+                Fault::Resign | Fault::ResignTo => (Target::Leader, entropy.u64()),
+                _ => (target, entropy.u64()),
+            };
+            incidents.push(Incident { at, until: (at + lasts).min(heal_at), fault, target, detail });
+            at += 1 + entropy.below(2 * every);
+        }
+    }
+    incidents.sort_by_key(|incident| incident.at);
+    incidents
+}
