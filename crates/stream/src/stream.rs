@@ -25,7 +25,8 @@ pub trait Stream: Debug + Send + Sync {
     /// Creates the stream if there is none of that name, and waits until it can be used.
     ///
     /// One that exists already is left as it is, whatever its shards and retention, and whoever
-    /// creates it at the same moment. The answer describes what is there.
+    /// creates it at the same moment. The answer describes what is there. (Kinesis alone raises a
+    /// retention of 24 hours if more is asked for: an earlier `create` may have been cut short there.)
     ///
     /// # Errors
     /// `Invalid` if the name or the specification is.
