@@ -803,7 +803,7 @@ impl Machine {
         if let State::Releasing(leave) = &self.state
             && now.monotonic >= leave.until
         {
-            self.call = None;
+            // A call that is still in flight is answered at its own time limit: none is sent beside it.
             self.left(now, false, effects);
         }
         if let Some(by) = self.stop_by
