@@ -17,6 +17,7 @@ mod progress;
 mod proxy;
 mod services;
 mod setup;
+mod sim;
 mod test;
 mod verify;
 mod workspace;
@@ -105,6 +106,12 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Run the machines in a simulated world: `sim election --schedules 2000 --seed 1 --json`.
+    #[command(disable_help_flag = true)]
+    Sim {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Build Tenure and run `tenure demo`.
     #[command(disable_help_flag = true)]
     Demo {
@@ -189,6 +196,7 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
             return planted::run(&cache, &planted::Selection { scenario, json, only, all_layers });
         }
         Chore::Proxy { arguments } => return Err(proxy::exec(&arguments)),
+        Chore::Sim { arguments } => return Err(sim::exec(&cache, &arguments)),
         Chore::Demo { arguments } => return Err(demo::exec(&cache, &arguments)),
     }
     Ok(ExitCode::SUCCESS)

@@ -8,13 +8,15 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tenure_clock::{Clock, SystemClock};
 
+use crate::election::checkers::Rule;
 use crate::election::outcome::Outcome;
 use crate::election::plan::Plan;
+use crate::election::shrink::{Shrunk, shrink};
 use crate::election::{self, Rules, Watch};
 use crate::fleet::{self, Sums};
 
-/// Fewer schedules than this need not inject every kind of fault.
-const SCHEDULES_FOR_ALL_FAULTS: u64 = 500;
+/// Fewer schedules than this are a replay, and need not inject every kind of fault nor come far.
+const SCHEDULES_TO_JUDGE: u64 = 100;
 /// Less time with a leader than this share, and the fleet hardly moved: safety alone is kept by a dead
 /// system.
 const LED_SHARE_MIN: f64 = 0.5;
@@ -99,6 +101,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     let sums = fleet::run(rules, selection.seed, selection.schedules, threads, &progress);
     let seconds = SystemClock.monotonic().since(began).as_secs_f64().max(1e-9);
     report(selection, &sums, seconds);
+    for (rule, seed) in &sums.first_seeds {
+        tell(*seed, *rule, rules);
+    }
     let problems = problems(selection, &sums);
     for problem in &problems {
         eprintln!("error: {problem}");
@@ -115,7 +120,7 @@ fn report(selection: &Selection, sums: &Sums, seconds: f64) {
         schedules: sums.schedules,
         violations: sums.violations(),
         by_checker: sums.by_rule.iter().map(|(rule, count)| (rule.name(), *count)).collect(),
-        first_seed: sums.first_seed,
+        first_seed: sums.first().map(|(seed, _)| seed),
         faults: sums.faults.by_name(),
         progress: sums.writes_accepted,
         sim_hours: rounded(sums.lived_nanos as f64 / 3.6e12, 10.0),
@@ -123,8 +128,8 @@ fn report(selection: &Selection, sums: &Sums, seconds: f64) {
         failover_p50: sums.failover(0.5),
         failover_p99: sums.failover(0.99),
     };
-    let details = format!(
-        "{} terms, led {:.1} % of the time; {} writes by leaders, {} claims and no other write by followers; \
+    eprintln!(
+        "{} terms, a leader {:.1} % of the time; {} writes by leaders, {} claims and no other write by followers; \
          guarded writes {} accepted, {} refused; {} failovers; {:.0} events a schedule; trace {:016x}",
         sums.terms,
         100.0 * sums.led_share(),
@@ -136,12 +141,39 @@ fn report(selection: &Selection, sums: &Sums, seconds: f64) {
         sums.events as f64 / sums.schedules.max(1) as f64,
         sums.hash,
     );
-    eprintln!("{details}");
     if selection.json {
         println!("{}", serde_json::to_string(&summary).unwrap_or_default());
     } else {
-        println!("{summary:#?}");
+        print_summary(&summary);
     }
+}
+
+fn print_summary(summary: &Summary) {
+    let counts = |counts: &BTreeMap<&'static str, u64>| {
+        counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
+    };
+    let leases = |leases: Option<f64>| leases.map_or_else(|| "-".to_owned(), |leases| format!("{leases} L"));
+    println!(
+        "{} schedules from seed {}: {} h simulated, {} a second",
+        summary.schedules, summary.seed, summary.sim_hours, summary.schedules_per_s
+    );
+    println!("violations {}: {}", summary.violations, counts(&summary.by_checker));
+    println!("injected: {}", counts(&summary.faults));
+    println!("failover: p50 {}, p99 {}", leases(summary.failover_p50), leases(summary.failover_p99));
+}
+
+/// Makes a failing schedule small, and tells what happens in it.
+fn tell(seed: u64, rule: Rule, rules: Rules) {
+    let plan = Plan::draw(seed);
+    let Shrunk { plan: small, outcome } = shrink(&plan, rules, rule);
+    eprintln!(
+        "\nseed {seed} breaks {}; made smaller, from {} incidents to {}, it goes like this:",
+        rule.name(),
+        plan.incidents.len(),
+        small.incidents.len()
+    );
+    print_lines(&outcome, true, true);
+    eprintln!("replay all of it with --seed {seed} --schedules 1 --trace\n");
 }
 
 /// Why the run does not count as passed.
@@ -153,14 +185,15 @@ fn problems(selection: &Selection, sums: &Sums) -> Vec<String> {
         }
         return problems;
     }
-    if let Some(seed) = sums.first_seed {
-        problems.push(format!("{} violations; the first is of seed {seed}", sums.violations()));
+    for (rule, seed) in &sums.first_seeds {
+        problems.push(format!("{} broken, first by seed {seed}", rule.name()));
     }
-    if sums.schedules >= SCHEDULES_FOR_ALL_FAULTS {
-        let missing = sums.faults.missing();
-        if !missing.is_empty() {
-            problems.push(format!("never injected: {}", missing.join(", ")));
-        }
+    if sums.schedules < SCHEDULES_TO_JUDGE {
+        return problems;
+    }
+    let missing = sums.faults.missing();
+    if !missing.is_empty() {
+        problems.push(format!("never injected: {}", missing.join(", ")));
     }
     if sums.led_share() < LED_SHARE_MIN || sums.writes_accepted == 0 {
         problems.push(format!(

@@ -32,8 +32,8 @@ pub struct Sums {
     pub schedules: u64,
     /// How many schedules broke each rule.
     pub by_rule: BTreeMap<Rule, u64>,
-    /// The lowest seed that broke any.
-    pub first_seed: Option<u64>,
+    /// The lowest seed that broke each rule.
+    pub first_seeds: BTreeMap<Rule, u64>,
     /// What was injected.
     pub faults: FaultTally,
     /// Terms that began.
@@ -63,7 +63,7 @@ impl Default for Sums {
         Self {
             schedules: 0,
             by_rule: Rule::ALL.iter().map(|rule| (*rule, 0)).collect(),
-            first_seed: None,
+            first_seeds: BTreeMap::new(),
             faults: FaultTally::default(),
             terms: 0,
             writes_accepted: 0,
@@ -85,7 +85,8 @@ impl Sums {
         self.schedules += 1;
         for violation in &outcome.violations {
             *self.by_rule.entry(violation.rule).or_default() += 1;
-            self.first_seed = Some(self.first_seed.map_or(seed, |first| first.min(seed)));
+            let first = self.first_seeds.entry(violation.rule).or_insert(seed);
+            *first = seed.min(*first);
         }
         self.faults.add(&outcome.faults);
         self.terms += outcome.terms;
@@ -109,10 +110,10 @@ impl Sums {
         for (rule, count) in &other.by_rule {
             *self.by_rule.entry(*rule).or_default() += count;
         }
-        self.first_seed = match (self.first_seed, other.first_seed) {
-            (Some(one), Some(two)) => Some(one.min(two)),
-            (one, two) => one.or(two),
-        };
+        for (rule, seed) in &other.first_seeds {
+            let first = self.first_seeds.entry(*rule).or_insert(*seed);
+            *first = *seed.min(first);
+        }
         self.faults.add(&other.faults);
         self.terms += other.terms;
         self.writes_accepted += other.writes_accepted;
@@ -130,6 +131,12 @@ impl Sums {
     #[must_use]
     pub fn violations(&self) -> u64 {
         self.by_rule.values().sum()
+    }
+
+    /// The lowest seed that broke any rule, and which.
+    #[must_use]
+    pub fn first(&self) -> Option<(u64, Rule)> {
+        self.first_seeds.iter().map(|(rule, seed)| (*seed, *rule)).min()
     }
 
     /// The failover time, in leases, below which this share of them is; nothing if there was none.

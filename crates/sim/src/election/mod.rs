@@ -5,6 +5,7 @@ pub mod checkers;
 pub mod outcome;
 pub mod plan;
 pub mod seed_rules;
+pub mod shrink;
 pub mod table;
 mod world;
 

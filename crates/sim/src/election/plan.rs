@@ -240,7 +240,11 @@ fn draw_settings(entropy: &Entropy) -> Vec<Settings> {
         6..9 => Settings::fast(),
         _ => {
             let renew = Duration::from_secs(2 + entropy.below(5));
-            Settings { renew, lease: renew * 3 + Duration::from_millis(entropy.below(3000)), ..Settings::fast() }
+            Settings {
+                renew,
+                lease: renew * 3 + Duration::from_millis(entropy.below(3000)),
+                ..Settings::fast()
+            }
         }
     };
     let common = preset(entropy);

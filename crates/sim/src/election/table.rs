@@ -11,8 +11,7 @@ use tenure_backend::Env;
 use tenure_clock::{Entropy, ManualTime, Monotonic};
 use tenure_election::testing::LockTable;
 use tenure_election::{
-    Answer, Attempt, Epoch, Fence, FenceMark, Lock, Nonce, Place, Refused, ResignRequest, ShardId,
-    table_spec,
+    Answer, Attempt, Epoch, Fence, FenceMark, Lock, Nonce, Place, Refused, ResignRequest, ShardId, table_spec,
 };
 use tenure_store::{Condition, Item, Key, Memory, Store, Write, Written};
 
@@ -123,12 +122,10 @@ impl Table for StoredTable {
                 let resign = renewed.then(|| self.place.lock(&item).expect("the row is ours").resign);
                 Answer::Applied { resign: resign.flatten() }
             }
-            Written::Refused(refusal) => {
-                match self.place.refusal(&refusal).expect("the row is ours") {
-                    Refused::ByLock(lock) => Answer::RefusedByLock(lock),
-                    Refused::ByFence(mark) => Answer::RefusedByFence(mark),
-                }
-            }
+            Written::Refused(refusal) => match self.place.refusal(&refusal).expect("the row is ours") {
+                Refused::ByLock(lock) => Answer::RefusedByLock(lock),
+                Refused::ByFence(mark) => Answer::RefusedByFence(mark),
+            },
         }
     }
 

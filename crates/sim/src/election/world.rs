@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use tenure_clock::Monotonic;
 use tenure_election::{
-    Answer, Attempt, Call, CallId, Effect, Epoch, Event, Fence, Lock, LossReason, Me, News, Nonce, Now,
-    OwnerId, Place, Rows, Timing,
+    Answer, Attempt, Call, CallId, Effect, Epoch, Event, Fence, FenceMark, Lock, LossReason, Me, News, Nonce,
+    Now, OwnerId, Place, Rows, Timing,
 };
 
 use super::Watch;
@@ -47,31 +47,69 @@ const NOBODY: u8 = 9;
 #[derive(Debug, Clone, Copy)]
 enum Happening {
     /// A node's timer.
-    Wake { node: u8, turn: u32 },
+    Wake {
+        node: u8,
+        turn: u32,
+    },
     /// A process starts.
-    Start { node: u8, life: u32 },
+    Start {
+        node: u8,
+        life: u32,
+    },
     /// A node stands for election again.
-    Stand { node: u8, life: u32 },
+    Stand {
+        node: u8,
+        life: u32,
+    },
     /// A node is told to stop.
-    Halt { node: u8, life: u32 },
+    Halt {
+        node: u8,
+        life: u32,
+    },
     /// A node is told to hand over.
-    Resign { node: u8, life: u32, to: Option<u8> },
+    Resign {
+        node: u8,
+        life: u32,
+        to: Option<u8>,
+    },
     /// A leader looks whether it leads, to write something.
-    Work { node: u8, term: u32 },
+    Work {
+        node: u8,
+        term: u32,
+    },
     /// A leader that has looked sends its guarded write.
-    Send { node: u8, life: u32, token: u32 },
+    Send {
+        node: u8,
+        life: u32,
+        token: u32,
+    },
     /// The guarded write reaches its resource.
-    Guarded { guard: u8, token: u32 },
+    Guarded {
+        guard: u8,
+        token: u32,
+    },
     /// A call reaches the store.
-    Arrive { flight: u32 },
+    Arrive {
+        flight: u32,
+    },
     /// A write reaches the store that nobody waits for any more.
-    Land { flight: u32 },
+    Land {
+        flight: u32,
+    },
     /// A reply reaches its node.
-    Reply { flight: u32 },
+    Reply {
+        flight: u32,
+    },
     /// A node's time limit for a call.
-    GiveUp { flight: u32 },
-    Begin { incident: u32 },
-    End { incident: u32 },
+    GiveUp {
+        flight: u32,
+    },
+    Begin {
+        incident: u32,
+    },
+    End {
+        incident: u32,
+    },
     Heal,
     Converged,
 }
@@ -90,14 +128,23 @@ struct Flight {
     /// Whether the giving up is in the calendar.
     gives_up: bool,
     replies: bool,
-    /// A read that found no LOCK row asks for the FENCE row next.
-    lock_absent: bool,
-    two_reads: bool,
+    /// How far a read has come, if it is made of several.
+    reading: Reading,
+    several_reads: bool,
     answer: Option<Answer>,
     /// The node stood still at the time limit and beyond the reply, so the reply counts after all.
     answered_late: bool,
     /// How many entries of the calendar and of waiting nodes refer to it.
     held: u8,
+}
+
+/// The rows may be read at once, or in three steps with time between them. A LOCK row that is absent
+/// before its FENCE row is read may be there after it; absent after it, it can be renewed no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Reading {
+    Lock,
+    Fence,
+    LockAgain(Option<FenceMark>),
 }
 
 struct Node<C> {
@@ -123,7 +170,9 @@ struct Node<C> {
     term: u32,
     token: u32,
     standing: bool,
+    /// A stop is on its way, or was told.
     stopping: bool,
+    told_to_stop: bool,
     gave_up: bool,
     restart_at: u64,
     paused: u32,
@@ -204,6 +253,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             token: 0,
             standing: false,
             stopping: false,
+            told_to_stop: false,
             gave_up: false,
             restart_at: 0,
             paused: 0,
@@ -387,11 +437,13 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
                 self.step(node, if once { Event::TryOnce } else { Event::Campaign });
             }
             Happening::Halt { .. } => {
-                self.nodes[node].gave_up = true;
+                (self.nodes[node].told_to_stop, self.nodes[node].gave_up) = (true, true);
                 self.step(node, Event::Stop);
             }
             Happening::Resign { to, .. } => {
-                let to = to.map(|to| if to == NOBODY { "nobody".into() } else { self.nodes[usize::from(to)].name.clone() });
+                let to = to.map(|to| {
+                    if to == NOBODY { "nobody".into() } else { self.nodes[usize::from(to)].name.clone() }
+                });
                 self.step(node, Event::Resign { to });
             }
             Happening::Work { term, .. } => self.work(node, term),
@@ -436,7 +488,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let me = Me { owner: owner.clone(), name: node.name.clone(), about: node.about.clone() };
         node.machine = Some(C::new(me, node.timing));
         node.owner = Some(owner);
-        (node.stopping, node.gave_up, node.standing) = (false, false, true);
+        (node.stopping, node.told_to_stop, node.gave_up, node.standing) = (false, false, false, true);
         self.trace.tell(self.now, format_args!("{} starts", name(index)));
         self.step(index, Event::Campaign);
     }
@@ -470,9 +522,10 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let Some(machine) = &mut node.machine else { return };
         let monotonic = node.clock.monotonic(self.now);
         // Unique by its upper half, random in its lower.
-        let nonce = Nonce((u128::from(index as u64 + 1) << 112) | (u128::from(node.steps) << 64) | u128::from(draw.bits()));
-        let now =
-            Now { monotonic, wall: node.clock.wall(self.now), nonce, healthy: node.unhealthy == 0 };
+        let nonce = Nonce(
+            (u128::from(index as u64 + 1) << 112) | (u128::from(node.steps) << 64) | u128::from(draw.bits()),
+        );
+        let now = Now { monotonic, wall: node.clock.wall(self.now), nonce, healthy: node.unhealthy == 0 };
         let effects = machine.step(now, event);
         let term = machine.term();
         let wake_at = machine.wake_at();
@@ -567,7 +620,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             }
             News::Released { confirmed } => {
                 self.trace.tell(now, format_args!("{who} released, confirmed {confirmed}"));
-                self.nodes[index].gave_up = self.nodes[index].stopping;
+                self.nodes[index].gave_up = self.nodes[index].told_to_stop;
             }
             News::ResignAsked(_) => {
                 self.trace.tell(now, format_args!("{who} hears that it should hand over"));
@@ -586,8 +639,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         node.term += 1;
         node.gave_up = false;
         node.token = if C::FENCED { u32::try_from(epoch.0).unwrap_or(u32::MAX) } else { self.elections };
-        let (term, stopping) = (node.term, node.stopping);
-        if stopping {
+        let (term, told_to_stop) = (node.term, node.told_to_stop);
+        if told_to_stop {
             self.check(Rule::StopJoins, Err(format!("{} was elected after its stop", name(index))));
         }
         if C::FENCED {
@@ -666,8 +719,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             back,
             gives_up: false,
             replies: true,
-            lock_absent: false,
-            two_reads: coin & 1 == 1,
+            reading: Reading::Lock,
+            several_reads: coin & 1 == 1,
             answer: None,
             answered_late: false,
             held: 0,
@@ -716,7 +769,13 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
     }
 
     /// The fault that this call meets after all: not every fault can befall a read.
-    fn fault_of_call(&mut self, index: usize, number: u32, fault: Option<Fault>, write: bool) -> Option<Fault> {
+    fn fault_of_call(
+        &mut self,
+        index: usize,
+        number: u32,
+        fault: Option<Fault>,
+        write: bool,
+    ) -> Option<Fault> {
         let fault = match fault? {
             Fault::Late if !write => Fault::RequestLost,
             Fault::Duplicated if !write => return None,
@@ -765,22 +824,40 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             let answer = self.apply(flight);
             self.flight(flight).answer = Some(answer);
         } else {
-            let lock = if self.flight(flight).lock_absent { None } else { self.table.lock() };
-            let fence = if lock.is_some() { None } else { self.table.fence() };
-            self.trace.mix(lock.as_ref().and_then(|lock| lock.rvn).map_or(0, |rvn| rvn.0 as u64));
-            let Flight { lock_absent, two_reads, back, answer, .. } = self.flight(flight);
-            if lock.is_none() && *two_reads && !*lock_absent {
-                // Two reads, one after the other: the second shows a later world.
-                *lock_absent = true;
-                let again = 2 * *back;
-                let at = self.now + again;
-                self.fly(at, flight);
-                return self.release(flight);
+            match self.read(flight) {
+                Some(rows) => self.flight(flight).answer = Some(Answer::Rows(rows)),
+                None => {
+                    let at = self.now + 2 * self.flight(flight).back;
+                    self.fly(at, flight);
+                    return self.release(flight);
+                }
             }
-            *answer = Some(Answer::Rows(Rows { lock, fence }));
         }
         self.send_back(flight, node);
         self.release(flight);
+    }
+
+    /// What a read shows; nothing if it goes on.
+    fn read(&mut self, flight: u32) -> Option<Rows> {
+        let Flight { reading, several_reads, .. } = *self.flight(flight);
+        let (lock, fence) = match reading {
+            Reading::Fence => {
+                self.flight(flight).reading = Reading::LockAgain(self.table.fence());
+                return None;
+            }
+            Reading::LockAgain(fence) => (self.table.lock(), fence),
+            Reading::Lock => (self.table.lock(), None),
+        };
+        self.trace.mix(lock.as_ref().and_then(|lock| lock.rvn).map_or(0, |rvn| rvn.0 as u64));
+        match (lock, reading) {
+            (Some(lock), _) => Some(Rows { lock: Some(lock), fence: None }),
+            (None, Reading::Lock) if several_reads => {
+                self.flight(flight).reading = Reading::Fence;
+                None
+            }
+            (None, Reading::Lock) => Some(Rows { lock: None, fence: self.table.fence() }),
+            (None, _) => Some(Rows { lock: None, fence }),
+        }
     }
 
     fn send_back(&mut self, flight: u32, node: usize) {
@@ -834,8 +911,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
                 );
                 if waits_for_limit {
                     // Both are there when it resumes, and either may be looked at first.
-                    let Flight { answered_late, two_reads, .. } = self.flight(flight);
-                    *answered_late = *two_reads;
+                    let Flight { answered_late, several_reads, .. } = self.flight(flight);
+                    *answered_late = *several_reads;
                     return self.release(flight);
                 }
                 return to.waiting.push(Happening::Reply { flight });
@@ -996,9 +1073,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let Some(index) = befell else { return };
         self.outcome.faults.count(incident.fault);
         self.trace.mix(u64::from(number));
-        if incident.fault != Fault::Outage && incident.target != Target::Leader
-            || matches!(incident.fault, Fault::Pause | Fault::Crash | Fault::Resign | Fault::ResignTo)
-        {
+        if concerns_a_node(incident.fault) {
             self.trace.tell(self.now, format_args!("! {} {}", incident.fault.name(), name(index)));
         } else {
             self.trace.tell(self.now, format_args!("! {}", incident.fault.name()));
@@ -1068,8 +1143,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let others = self.nodes.iter().enumerate().filter(|(index, node)| *index != crashed && watches(node));
         let watchers = others.map(|(index, _)| 1 << index).sum::<u8>();
         let lease = nanos(self.nodes[crashed].timing.lease);
-        self.failover = (watchers != 0 && self.outages == 0)
-            .then_some(Failover { at: self.now, lease, watchers });
+        self.failover =
+            (watchers != 0 && self.outages == 0).then_some(Failover { at: self.now, lease, watchers });
     }
 
     fn reap(&mut self) -> bool {
@@ -1136,6 +1211,10 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
     }
 }
 
+const fn concerns_a_node(fault: Fault) -> bool {
+    !matches!(fault, Fault::Outage | Fault::Reaped | Fault::Deleted | Fault::ResignAsked)
+}
+
 const fn lasts(fault: Fault) -> bool {
     matches!(
         fault,
@@ -1189,15 +1268,31 @@ impl std::fmt::Display for Brief<'_> {
                 let owner = acquire.owner.as_str().chars().next().unwrap_or('?');
                 write!(f, "claim of {owner}, epoch {}, rvn {}", acquire.epoch, Short(acquire.rvn))?;
                 match &acquire.over {
-                    Some(over) => write!(f, ", over {}", over.rvn.map_or_else(|| "a foreign row".to_owned(), |rvn| Short(rvn).to_string())),
+                    Some(over) => write!(
+                        f,
+                        ", over {}",
+                        over.rvn.map_or_else(|| "a foreign row".to_owned(), |rvn| Short(rvn).to_string())
+                    ),
                     None => f.write_str(", over no row"),
                 }
             }
             Attempt::Renew(renew) => {
-                write!(f, "renewal of epoch {}, rvn {} to {}", renew.epoch, Short(renew.current), Short(renew.fresh))
+                write!(
+                    f,
+                    "renewal of epoch {}, rvn {} to {}",
+                    renew.epoch,
+                    Short(renew.current),
+                    Short(renew.fresh)
+                )
             }
             Attempt::Release(release) => {
-                write!(f, "release of epoch {}, rvn {} to {}", release.epoch, Short(release.current), Short(release.fresh))?;
+                write!(
+                    f,
+                    "release of epoch {}, rvn {} to {}",
+                    release.epoch,
+                    Short(release.current),
+                    Short(release.fresh)
+                )?;
                 release.reserved_for.as_ref().map_or(Ok(()), |name| write!(f, ", for {name}"))
             }
         }
