@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::commands::election::{elect, guard, leaders, resign};
 use crate::commands::{completions, config, demo, doctor, init, man, store, stream};
 use crate::duration;
 use crate::settings::{Flag, LogFormat};
@@ -31,6 +32,7 @@ Examples:
   tenure init && tenure doctor
   tenure store create-table locks --hash name
   tenure store put locks '{\"name\":\"orders\",\"owner\":\"ann\"}' --if-absent
+  tenure elect nightly-report -- ./report.sh
   tenure stream create --shards 4
   tenure stream tail --follow --json"
 )]
@@ -108,6 +110,18 @@ pub(crate) enum Command {
     Store(store::Args),
     /// Read, write and reshape the stream
     Stream(stream::Args),
+    /// Run a command while leading a shard
+    Elect(elect::Args),
+    /// Show who leads what
+    Leaders(leaders::Args),
+    /// Ask the leader of a shard to hand over
+    Resign(resign::Args),
+    /// The process that ends the command of `elect` at its deadline
+    #[command(hide = true)]
+    ElectGuard(guard::GuardArgs),
+    /// The process that becomes the command of `elect`
+    #[command(hide = true)]
+    ElectExec(guard::ExecArgs),
     /// Show the embedded store and stream at work
     #[command(after_help = "\
 Examples:

@@ -23,10 +23,18 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, Command};
+use crate::commands::election::guard;
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let Arguments { global, command } = Arguments::parse();
+    let command = match command {
+        // Processes of their own kind: no threads, no settings.
+        Command::ElectGuard(args) => return guard::run(args),
+        Command::ElectExec(args) => return guard::exec(&args),
+        command => command,
+    };
+    let arguments = Arguments { global, command };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failure::report(&anyhow::Error::new(error).context("start the runtime")),

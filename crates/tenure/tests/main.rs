@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod demo;
+mod election;
 mod long_running;
 mod postgres;
 mod secrets;

@@ -29,9 +29,10 @@ const FREE_BYTES_MIN: u64 = 1 << 30;
 /// Check settings, store, stream, database and machine, and say what to do.
 #[derive(clap::Args)]
 #[command(after_help = "\
-Checks the settings, the store, the stream, the database under [postgres] if there is one, and the machine.
-To try the store it makes the table `tenure_doctor` (where it is missing), and in it writes, reads, refuses and removes
-one row of its own. The stream and the database are only looked at (a SQLite file that is missing is created, empty).
+Checks the settings, the store, the table of the elections if there is one, the stream, the database under [postgres]
+if there is one, and the machine. To try the store it makes the table `tenure_doctor` (where it is missing), and in it
+writes, reads, refuses and removes one row of its own. The rest is only looked at (a SQLite file that is missing is
+created, empty).
 Exit status 1 if a check fails; warnings do not count.
 
 Examples:
@@ -108,6 +109,9 @@ impl Doctor<'_> {
                     out: Output::new(self.out.is_json()),
                 };
                 say(store(&context).await)?;
+                if let Some(finding) = election(&context).await {
+                    say(finding)?;
+                }
                 say(stream(&context).await)?;
                 for finding in Box::pin(database(&context)).await {
                     say(finding)?;
@@ -216,6 +220,26 @@ async fn try_row(context: &Context, store: &dyn Store, key: &Key, row: &Item) ->
         "a refusal showed another row: do not use this store"
     );
     Ok(())
+}
+
+// === Election ===
+
+/// The table of the elections, if somebody made it: it must have their key.
+async fn election(context: &Context) -> Option<Finding> {
+    // A store that cannot be opened was told of already.
+    let store = context.store().await.ok()?;
+    let table = &context.settings.election.table;
+    Some(match store.describe_table(context.by(), table).await {
+        Ok(found) => match tenure_election::table_spec(table).check_same_key(&found?) {
+            Ok(()) => Finding::ok("election", format!("table `{table}` has the key of elections")),
+            Err(error) => Finding::fail(
+                "election",
+                error.chain(),
+                "name another with `table` under [election], or with --table",
+            ),
+        },
+        Err(error) => Finding::error("election", &error.during(format!("describe table `{table}`")).into()),
+    })
 }
 
 // === Stream ===

@@ -4,6 +4,7 @@ pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod election;
 pub(crate) mod init;
 pub(crate) mod man;
 pub(crate) mod store;
@@ -14,6 +15,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use tenure_backend::Env;
 
+use self::election::{elect, leaders, resign};
 use crate::arguments::{Arguments, Command, Global};
 use crate::context::Context;
 use crate::failure::misuse;
@@ -38,7 +40,8 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { global, command } = arguments;
     if global.metrics.is_some() && !command.is_long_running() {
         return Err(misuse(
-            "--metrics is for commands that stay: store watch, stream tail --follow, stream put --lines",
+            "--metrics is for commands that stay: elect, leaders --watch, store watch, stream tail --follow, stream put \
+             --lines",
         ));
     }
     if global.json && matches!(&command, Command::Completions(_) | Command::Man(man::Args { out: None })) {
@@ -74,6 +77,22 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let code = stream::run(args, &context).await?;
             return context.out.flush().map(|()| code);
         }
+        Command::Elect(args) => {
+            let context = open_to_tell(&global, out)?;
+            return elect::run(args, &context).await;
+        }
+        Command::Leaders(args) => {
+            let context = open(&global, out, args.is_long_running())?;
+            let code = leaders::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+        Command::Resign(args) => {
+            let context = open(&global, out, false)?;
+            let code = resign::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+        // `main` has carried them out.
+        Command::ElectGuard(_) | Command::ElectExec(_) => return Ok(ExitCode::SUCCESS),
     };
     let code = done?;
     out.flush()?;
@@ -86,7 +105,7 @@ impl Command {
         match self {
             Self::Store(args) => args.only_looks(),
             Self::Stream(args) => args.only_looks(),
-            Self::Completions(_) | Self::Man(_) => true,
+            Self::Leaders(_) | Self::Completions(_) | Self::Man(_) => true,
             _ => false,
         }
     }
@@ -96,6 +115,8 @@ impl Command {
         match self {
             Self::Store(args) => args.is_long_running(),
             Self::Stream(args) => args.is_long_running(),
+            Self::Leaders(args) => args.is_long_running(),
+            Self::Elect(_) => true,
             _ => false,
         }
     }
@@ -122,7 +143,21 @@ fn begin_to_log(global: &Global) -> anyhow::Result<()> {
 }
 
 fn open(global: &Global, out: Output, long_running: bool) -> anyhow::Result<Context> {
-    let settings = load(global)?.settings;
+    begin(load(global)?.settings, global, out, long_running)
+}
+
+/// As [`open`], for a long-running command whose state changes are logged unless a filter says otherwise.
+fn open_to_tell(global: &Global, out: Output) -> anyhow::Result<Context> {
+    let loaded = load(global)?;
+    let filter_given = settings::Key::at("log.filter").is_some_and(|key| loaded.is_given(key));
+    let mut settings = loaded.settings;
+    if !filter_given {
+        settings.log.filter.push_str(",tenure=info");
+    }
+    begin(settings, global, out, true)
+}
+
+fn begin(settings: Settings, global: &Global, out: Output, long_running: bool) -> anyhow::Result<Context> {
     logging::begin(&settings.log)?;
     if long_running && let Some(listen) = settings.metrics.listen {
         serving::begin(listen)?;

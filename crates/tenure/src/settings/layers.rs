@@ -78,6 +78,11 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
+    /// Whether anybody gave the key a value.
+    pub(crate) fn is_given(&self, key: &Key) -> bool {
+        self.given.contains_key(&key.path())
+    }
+
     /// Where the value of a key came from.
     pub(crate) fn source(&self, key: &Key) -> Source {
         self.given.get(&key.path()).map_or(Source::Default, |(_, source)| source.clone())

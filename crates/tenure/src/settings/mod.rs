@@ -23,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) store: Store,
     /// Where records live.
     pub(crate) stream: Stream,
+    /// Where and how leaders are elected.
+    pub(crate) election: Election,
     /// What is logged to standard error, and how.
     pub(crate) log: Log,
     /// What is served to Prometheus.
@@ -45,6 +47,29 @@ pub(crate) struct Store {
 pub(crate) struct Stream {
     /// The stream's address. Default: `sqlite:./tenure.db`, kept in the file `./tenure.db-stream`.
     pub(crate) url: AddressText,
+}
+
+/// `[election]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Election {
+    /// The table of the elections, in the store. Default: `tenure_coordination`.
+    pub(crate) table: String,
+    /// `stable`, `balanced` or `fast`. Default: `balanced`.
+    pub(crate) preset: Pace,
+}
+
+/// How long a lease lasts, and how often it is renewed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Pace {
+    /// 30 s, renewed every 10 s.
+    Stable,
+    /// 15 s, renewed every 5 s.
+    #[default]
+    Balanced,
+    /// 10 s, renewed every 3 s.
+    Fast,
 }
 
 /// `[log]`.
@@ -106,6 +131,12 @@ impl Default for Stream {
     }
 }
 
+impl Default for Election {
+    fn default() -> Self {
+        Self { table: tenure_election::TABLE.to_owned(), preset: Pace::Balanced }
+    }
+}
+
 impl Default for Log {
     fn default() -> Self {
         Self { format: LogFormat::Text, filter: "warn".to_owned() }
@@ -122,9 +153,11 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 6] = [
+pub(crate) const KEYS: [Key; 8] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
+    Key { section: "election", name: "table" },
+    Key { section: "election", name: "preset" },
     Key { section: "log", name: "format" },
     Key { section: "log", name: "filter" },
     Key { section: "metrics", name: "listen" },
@@ -156,6 +189,9 @@ impl Settings {
     pub(crate) fn validate(&self) -> Result<(), (&'static Key, String)> {
         let at = |path| Key::at(path).unwrap_or(&KEYS[0]);
         crate::logging::filter(&self.log.filter).map_err(|message| (at("log.filter"), message))?;
+        tenure_election::table_spec(&self.election.table)
+            .validate()
+            .map_err(|error| (at("election.table"), error.chain()))?;
         match self.postgres.url.as_ref().map(AddressText::scheme) {
             None | Some("postgres" | "postgresql") => Ok(()),
             Some(scheme) => Err((
@@ -195,6 +231,9 @@ mod tests {
         assert_eq!(settings.validate(), Ok(()));
         settings.log.filter = "tenure=loud".to_owned();
         assert!(settings.validate().unwrap_err().1.contains("tenure=loud"));
+        settings = Settings::default();
+        settings.election.table = "a/b".to_owned();
+        assert_eq!(settings.validate().unwrap_err().0.path(), "election.table");
         settings = Settings::default();
         settings.postgres.url = Some("sqlite:x".parse().unwrap());
         assert_eq!(settings.validate().unwrap_err().0.path(), "postgres.url");

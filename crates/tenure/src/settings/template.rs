@@ -81,6 +81,14 @@ url = "{store}"
 # Default: sqlite:./tenure.db
 url = "{stream}"
 
+[election]
+# The table in the store that says who leads what; `tenure elect` makes it.
+# Default: tenure_coordination
+table = "tenure_coordination"
+# Lease and renew period of `tenure elect`: `stable` (30s, 10s), `balanced` (15s, 5s) or `fast` (10s, 3s).
+# Default: balanced
+preset = "balanced"
+
 [log]
 # `text` for people or `json` for machines; always on standard error. Default: text
 format = "text"
