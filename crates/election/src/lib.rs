@@ -8,6 +8,7 @@
 //!
 //! `machine.rs` decides, `rows.rs` translates, `elector.rs` carries out.
 
+mod advisory;
 mod elector;
 mod fence;
 mod identity;
@@ -21,6 +22,11 @@ pub mod testing;
 
 pub use tenure_backend::{Error, Kind, Result};
 
+pub use self::advisory::{
+    AdvisoryElector, AdvisoryLeadership, AdvisorySettings, LockEnd, LockKey, LockSession, Pulse, Tried,
+};
+#[cfg(feature = "postgres")]
+pub use self::advisory::{PostgresSession, prepare_config};
 pub use self::elector::{Builder, Elector, Health, Leader, LeaderView};
 pub use self::fence::Fence;
 pub use self::identity::{Epoch, Nonce, OWNER_BYTES_MAX, OwnerId, SHARD_BYTES_MAX, ShardId};

@@ -10,6 +10,8 @@ use crate::identity::{Epoch, Nonce, OwnerId};
 use crate::lock::{Attempt, Lock, Rows};
 use crate::machine::Answer;
 
+pub use crate::advisory::fake::{FakeLocks, FakeSession, Link};
+
 /// The rows of one shard, and what a write does to them.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct LockTable {

@@ -1,0 +1,4 @@
+//! Leadership by advisory lock, on a real server.
+
+mod postgres;
+mod relay;
