@@ -42,7 +42,7 @@ impl<T> Calendar<T> {
     }
 
     /// Takes out what happens next, with its moment.
-    pub fn next(&mut self) -> Option<(u64, T)> {
+    pub fn take_next(&mut self) -> Option<(u64, T)> {
         self.entries.pop().map(|entry| (entry.key >> ORDER_BITS, entry.what))
     }
 
@@ -90,7 +90,7 @@ mod tests {
         for (at, what) in [(5, "later"), (1, "one"), (1, "two"), (0, "first")] {
             calendar.enter(at, what);
         }
-        let order: Vec<_> = std::iter::from_fn(|| calendar.next()).collect();
+        let order: Vec<_> = std::iter::from_fn(|| calendar.take_next()).collect();
         assert_eq!(order, [(0, "first"), (1, "one"), (1, "two"), (5, "later")]);
     }
 }

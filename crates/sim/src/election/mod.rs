@@ -6,6 +6,7 @@ pub mod outcome;
 pub mod plan;
 pub mod seed_rules;
 pub mod shrink;
+mod story;
 pub mod table;
 mod world;
 

@@ -11,7 +11,8 @@ use tenure_backend::Env;
 use tenure_clock::{Entropy, ManualTime, Monotonic};
 use tenure_election::testing::LockTable;
 use tenure_election::{
-    Answer, Attempt, Epoch, Fence, FenceMark, Lock, Nonce, Place, Refused, ResignRequest, ShardId, table_spec,
+    Answer, Attempt, Epoch, Fence, FenceMark, Lock, Nonce, Place, Refused, ResignRequest, ShardId, TABLE,
+    table_spec,
 };
 use tenure_store::{Condition, Item, Key, Memory, Store, Write, Written};
 
@@ -71,7 +72,7 @@ impl Table for LockTable {
 /// The place of the simulated shard.
 #[must_use]
 pub fn place() -> Place {
-    Place { table: "t".to_owned(), shard: ShardId::new("s").expect("one letter is a shard id") }
+    Place { table: TABLE.to_owned(), shard: ShardId::new("s").expect("one letter is a shard id") }
 }
 
 /// The rows in a real store, reached as the driver reaches it.
