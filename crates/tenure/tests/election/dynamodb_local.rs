@@ -33,6 +33,11 @@ fn a_stopped_leader_does_not_act_when_it_goes_on() {
 }
 
 #[test]
+fn what_runs_after_a_pause_of_everything_is_fenced() {
+    stories::what_runs_after_a_pause_of_everything_is_fenced(&world(), &store(&endpoint()));
+}
+
+#[test]
 fn clocks_an_hour_apart_keep_one_leader() {
     stories::clocks_an_hour_apart_keep_one_leader(&world());
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 use tenure_clock::{Clock, SystemClock};
 
-use super::candidate::{Candidate, is_alive};
+use super::candidate::is_alive;
 use super::stories;
 use super::world::{LONG, SHARD, SHORT, World};
 use crate::site::eventually;
@@ -196,17 +196,15 @@ fn changes_of_leaders_are_watched() {
 #[test]
 fn a_leader_that_was_asked_and_does_not_answer() {
     let world = world();
-    let ann = world.stand("ann", LONG);
+    let mut ann = world.stand("ann", LONG);
     world.wait_for_epoch(1);
-    ann.signal(Signal::STOP);
+    world.pause(|| ann.signal(Signal::STOP), || ann.signal(Signal::CONT));
     world.run(&format!("resign {SHARD} --wait 500ms")).expect(1).says(&[
         "ann (owner ann-",
         "has not handed over in 500ms",
         "the request stays",
     ]);
     assert_eq!(world.leader().unwrap()["resign_asked"], true);
-    // What was asked is done later.
-    let mut ann: Candidate = ann;
     ann.signal(Signal::CONT);
     ann.signal(Signal::TERM);
     assert_eq!(ann.status(), 128 + 15);

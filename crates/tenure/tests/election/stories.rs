@@ -29,7 +29,7 @@ pub(super) fn a_stopped_leader_does_not_act_when_it_goes_on(world: &World) {
     let bob = world.stand("bob", SHORT);
     bob.wait_for_log("standing for election");
     let command = ann.command();
-    ann.signal(Signal::STOP);
+    world.pause(|| ann.signal(Signal::STOP), || ann.signal(Signal::CONT));
     // Its guard ended the command while `ann` could not.
     world.wait_for_epoch(2);
     assert!(!is_alive(command));
@@ -46,8 +46,8 @@ pub(super) fn a_stopped_leader_does_not_act_when_it_goes_on(world: &World) {
 
 /// A command that stamps its epoch on a row first, then writes to it only while nobody else has.
 const GUARDED: &str = r#"
-    put() { "$TENURE_BIN" store put guarded --store "$STORE" "{\"name\":\"row\",\"epoch\":$TENURE_EPOCH,\"n\":$1}" "$2" "$3"; }
-    epoch() { "$TENURE_BIN" store get guarded name=row --plain --store "$STORE" | sed 's/.*"epoch":\([0-9]*\).*/\1/'; }
+    put() { "$TENURE_BIN" store put "$GUARDED" --store "$STORE" "{\"name\":\"row\",\"epoch\":$TENURE_EPOCH,\"n\":$1}" "$2" "$3"; }
+    epoch() { "$TENURE_BIN" store get "$GUARDED" name=row --plain --store "$STORE" | sed 's/.*"epoch":\([0-9]*\).*/\1/'; }
     put 0 --if epoch=$(epoch)
     n=0
     while :; do
@@ -61,12 +61,12 @@ const GUARDED: &str = r#"
     done"#;
 
 pub(super) fn what_runs_after_a_pause_of_everything_is_fenced(world: &World, store: &str) {
-    let guarded = format!("--store {store}");
-    world.site.ok(&format!("store create-table guarded --hash name {guarded}"));
-    world.site.ok(&format!("store put guarded {guarded} {{\"name\":\"row\",\"epoch\":0}}"));
+    let table = world.table_of_its_own();
+    world.site.ok(&format!("store create-table {table} --hash name --store {store}"));
+    world.site.ok(&format!("store put {table} --store {store} {{\"name\":\"row\",\"epoch\":0}}"));
     let stand = |name: &str| {
         let options = format!("--owner {name} {SHORT}");
-        Candidate::start_in(world, &options, name, GUARDED, &[("STORE", store)])
+        Candidate::start_in(world, &options, name, GUARDED, &[("STORE", store), ("GUARDED", &table)])
     };
     let count = |epoch, what| {
         world.ledger().iter().filter(|entry| (entry.epoch, &*entry.what) == (epoch, what)).count()
@@ -75,9 +75,12 @@ pub(super) fn what_runs_after_a_pause_of_everything_is_fenced(world: &World, sto
     eventually("the first leader writes", || (count(1, "applied") > 0).then_some(()));
     let (guard, command) = (ann.guard(), ann.command());
     // The machine stands still: all three processes, and what they started.
-    ann.signal(Signal::STOP);
-    kill_process(guard, Signal::STOP).unwrap();
-    kill_process_group(command, Signal::STOP).unwrap();
+    let all = |signal: Signal| {
+        ann.signal(signal);
+        kill_process(guard, signal).unwrap();
+        kill_process_group(command, signal).unwrap();
+    };
+    world.pause(|| all(Signal::STOP), || all(Signal::CONT));
     let bob = stand("bob");
     eventually("the second leader writes", || (count(2, "applied") > 0).then_some(()));
     // The worst order to wake in: the command first.

@@ -1,6 +1,7 @@
 //! A directory, a store and a table in which candidates meet, and the ledger that their commands write.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde_json::Value as Json;
 use tenure_clock::Entropy;
@@ -39,10 +40,34 @@ impl World {
         format!("--store {} --table {}", self.store, self.table)
     }
 
+    /// The name of a table for what a leader guards.
+    pub(super) fn table_of_its_own(&self) -> String {
+        format!("{}-guarded", self.table)
+    }
+
     /// Makes the table by hand, with no time to live.
     pub(super) fn create_table(&self) {
         self.site
             .ok(&format!("store create-table {} --hash pk --range sk --store {}", self.table, self.store));
+    }
+
+    /// Calls `stop`, and `resume` and `stop` again if that was in the middle of a write: on SQLite a stopped
+    /// writer keeps everybody else out.
+    pub(super) fn pause(&self, stop: impl Fn(), resume: impl Fn()) {
+        let file = self.path("tenure.db");
+        eventually("a pause between writes", || {
+            stop();
+            if !file.exists() {
+                return Some(());
+            }
+            let store = rusqlite::Connection::open(&file).unwrap();
+            store.busy_timeout(Duration::from_millis(300)).unwrap();
+            let free = store.execute_batch("BEGIN IMMEDIATE; ROLLBACK").is_ok();
+            if !free {
+                resume();
+            }
+            free.then_some(())
+        });
     }
 
     /// Stands for election as `name`; while leading it writes its epoch to the ledger again and again.

@@ -11,8 +11,9 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group, wait};
 use tenure_clock::{Clock, SystemClock};
 
-/// A pause before looking again at processes that are about to die.
-const PAUSE: Duration = Duration::from_millis(2);
+/// Pauses before looking again at processes that are about to die: soon at first, then less often.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Kills the group and every child of this process, and waits until none is left. `reaped` is told of
 /// each that ended.
@@ -20,6 +21,7 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// A process in an uninterruptible call of the kernel dies only when that ends: it is waited for, because
 /// it may still act.
 pub(super) async fn end_all(group: Pid, mut reaped: impl FnMut(Pid, u8)) {
+    let mut pause = PAUSE_MIN;
     loop {
         // The group may be gone by now; what is left of it then are children.
         let _ = kill_process_group(group, Signal::KILL);
@@ -29,7 +31,8 @@ pub(super) async fn end_all(group: Pid, mut reaped: impl FnMut(Pid, u8)) {
         if !reap(&mut reaped) {
             return;
         }
-        SystemClock.sleep(PAUSE).await;
+        SystemClock.sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 

@@ -12,6 +12,7 @@ use anyhow::Context as _;
 use tenure_clock::Clock;
 use tenure_election::{Elector, Leadership, LossReason, OnRenewalError, Settings, Skew, Timing};
 use tokio::sync::watch;
+use tracing::Instrument as _;
 
 use super::Table;
 use super::guard::{NOT_EXECUTABLE, NOT_FOUND};
@@ -165,8 +166,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         timing,
         asked_to_end,
     };
-    tracing::info!(shard = candidate.shard, owner = %candidate.elector.owner(), "standing for election");
-    candidate.stand(args.once).await
+    let span = tracing::info_span!("elect", shard = candidate.shard, owner = %candidate.elector.owner());
+    candidate.stand(args.once).instrument(span).await
 }
 
 fn settings(args: &Args, context: &Context) -> Settings {
@@ -241,6 +242,7 @@ enum Why {
 
 impl Candidate {
     async fn stand(&self, once: bool) -> anyhow::Result<ExitCode> {
+        tracing::info!("standing for election");
         loop {
             let leadership = tokio::select! {
                 biased;
@@ -250,13 +252,14 @@ impl Candidate {
                 }
                 elected = self.elector.lead() => elected.map_err(misuse_if_invalid)?,
             };
-            match self.lead(leadership).await? {
-                After::End(status) => {
-                    self.elector.stop().await;
-                    return Ok(status);
-                }
+            let span = tracing::info_span!("term", epoch = leadership.fence().epoch().0);
+            let after = self.lead(leadership).instrument(span).await;
+            if once || !matches!(after, Ok(After::Stand)) {
+                self.elector.stop().await;
+            }
+            match after? {
+                After::End(status) => return Ok(status),
                 After::Stand if once => {
-                    self.elector.stop().await;
                     anyhow::bail!(
                         "leadership of shard `{}` was lost, and --once says not to stand again",
                         self.shard

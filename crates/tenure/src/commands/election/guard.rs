@@ -186,9 +186,8 @@ enum Due {
 
 impl Watch {
     fn ask_at(&self) -> Monotonic {
-        Monotonic::from_nanos(
-            self.until.since(Monotonic::default()).saturating_sub(self.early).as_nanos() as u64
-        )
+        let early = u64::try_from(self.early.as_nanos()).unwrap_or(u64::MAX);
+        Monotonic::from_nanos(self.until.as_nanos().saturating_sub(early))
     }
 
     fn due(&self, now: Monotonic) -> Due {

@@ -18,6 +18,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::process::{Child, Command};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+use tracing::Instrument as _;
 
 use super::message::{Order, Report};
 use crate::duration;
@@ -94,7 +95,7 @@ impl Guarded {
         let group = Arc::new(AtomicI32::new(0));
         Ok(Self {
             telling: tokio::spawn(tell(orders, wish.subscribe(), term.clone(), until.clone(), plan.tick)),
-            hearing: tokio::spawn(hear(guard, reports, wish.subscribe(), group.clone())),
+            hearing: tokio::spawn(hear(guard, reports, wish.subscribe(), group.clone()).in_current_span()),
             wish,
             group,
             until,
