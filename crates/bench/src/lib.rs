@@ -7,13 +7,120 @@
 mod raw_sqlite;
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use anyhow::Context;
 use serde_json::{Value as Json, json};
 use tenure_clock::{Clock, SystemClock};
 
-pub use self::raw_sqlite::RawSqlite;
+use self::raw_sqlite::RawSqlite;
+
+/// Bytes of a measured value: about what a lease row or a row change carries besides its key.
+pub const VALUE_BYTES: usize = 200;
+
+const WRITERS: [usize; 2] = [1, 16];
+
+/// Where a benchmark writes to.
+#[derive(Debug)]
+pub struct Backend {
+    /// Its name in the result.
+    pub name: &'static str,
+    /// What answers: a library's or an emulator's name.
+    pub server: &'static str,
+    /// What opens it.
+    pub address: String,
+    /// Operations that one call carries.
+    pub batch: usize,
+    /// Whether raw SQLite is its limit.
+    pub beside_raw_sqlite: bool,
+}
+
+impl Backend {
+    /// One that lives in this process.
+    #[must_use]
+    pub const fn embedded(name: &'static str, address: String) -> Self {
+        Self { name, server: "in-process", address, batch: 1, beside_raw_sqlite: false }
+    }
+
+    /// A service, if the environment names its address.
+    #[must_use]
+    pub fn service(
+        name: &'static str,
+        server: &'static str,
+        variable: &str,
+        address: impl FnOnce(&str) -> String,
+    ) -> Option<Self> {
+        let found = std::env::var(variable).ok()?;
+        Some(Self { name, server, address: address(&found), batch: 1, beside_raw_sqlite: false })
+    }
+}
+
+/// What is measured on each backend.
+pub trait Subject: Sized {
+    /// The benchmark's name in the result.
+    const BENCH: &'static str;
+    /// Whether every write is an insert, as a log's are, and not a change of the writer's own row.
+    const FRESH_KEYS: bool;
+
+    /// The backends there are, those in files under `dir`.
+    fn backends(dir: &Path) -> Vec<Backend>;
+
+    /// Makes the backend ready for that many writers.
+    fn open(backend: &Backend, writers: usize) -> impl Future<Output = anyhow::Result<Self>>;
+
+    /// Calls for `stretch`; `run` counts the measurements.
+    fn measure(
+        &self,
+        run: usize,
+        writers: usize,
+        stretch: Duration,
+    ) -> impl Future<Output = anyhow::Result<Sample>>;
+
+    /// Takes away what [`Subject::open`] made, where it would stay.
+    fn close(self) -> impl Future<Output = anyhow::Result<()>>;
+}
+
+/// A benchmark's `main`: measures every backend that the arguments ask for, and prints a row for each.
+///
+/// # Errors
+/// If the arguments are wrong or an operation fails: what failed was not measured.
+pub async fn run<S: Subject>() -> anyhow::Result<()> {
+    let plan = Plan::from_args(std::env::args().skip(1))?;
+    say_machine(&plan);
+    let dir = tempfile::tempdir()?;
+    for backend in S::backends(dir.path()).iter().filter(|backend| plan.wants(backend.name)) {
+        for writers in WRITERS {
+            eprintln!("measuring {} ({}) with {writers} writers …", backend.name, backend.server);
+            let (ours, limit) = run_one::<S>(backend, writers, &plan).await.context(backend.name)?;
+            let Backend { name, server, .. } = backend;
+            Row { bench: S::BENCH, backend: name, server, writers, ours: &ours, limit: &limit }.print(&plan);
+        }
+    }
+    Ok(())
+}
+
+async fn run_one<S: Subject>(
+    backend: &Backend,
+    writers: usize,
+    plan: &Plan,
+) -> anyhow::Result<(Vec<Sample>, Vec<Sample>)> {
+    let subject = S::open(backend, writers).await?;
+    let mut raw = RawSqlite::new()?;
+    let (mut ours, mut limit) = (Vec::new(), Vec::new());
+    for run in 0..plan.runs {
+        let mut sample = subject.measure(run, writers, plan.stretch).await?;
+        sample.ops_per_s *= backend.batch as f64;
+        ours.push(sample);
+        if backend.beside_raw_sqlite {
+            let measure = || raw.measure(writers, plan.stretch, VALUE_BYTES, S::FRESH_KEYS);
+            limit.push(tokio::task::block_in_place(measure)?);
+        }
+    }
+    subject.close().await?;
+    Ok((ours, limit))
+}
 
 /// How long and how often to measure, and how to print.
 #[derive(Debug, Clone)]
@@ -34,7 +141,8 @@ impl Plan {
     /// # Errors
     /// If `--runs` has no number or an option is unknown.
     pub fn from_args(args: impl Iterator<Item = String>) -> anyhow::Result<Self> {
-        let mut plan = Self { json: false, runs: 5, stretch: Duration::from_secs(2), only: Vec::new() };
+        // Short stretches in quick turn: what else the machine does then falls on ours and the limit alike.
+        let mut plan = Self { json: false, runs: 11, stretch: Duration::from_secs(1), only: Vec::new() };
         let mut args = args.peekable();
         while let Some(arg) = args.next() {
             match arg.as_str() {
@@ -126,8 +234,7 @@ where
 }
 
 /// The middle of some samples, each figure by itself.
-#[must_use]
-pub fn median(samples: &[Sample]) -> Sample {
+fn median(samples: &[Sample]) -> Sample {
     let middle = |figure: fn(&Sample) -> f64| {
         let mut figures: Vec<f64> = samples.iter().map(figure).collect();
         figures.sort_by(f64::total_cmp);
@@ -138,24 +245,24 @@ pub fn median(samples: &[Sample]) -> Sample {
 
 /// One line of a benchmark's result.
 #[derive(Debug)]
-pub struct Row<'a> {
+struct Row<'a> {
     /// Which benchmark.
-    pub bench: &'a str,
+    bench: &'a str,
     /// Which backend.
-    pub backend: &'a str,
+    backend: &'a str,
     /// What answered: a library's or an emulator's name.
-    pub server: &'a str,
+    server: &'a str,
     /// Closed loops at once.
-    pub writers: usize,
+    writers: usize,
     /// Ours.
-    pub ours: &'a [Sample],
+    ours: &'a [Sample],
     /// The limit measured in turn with ours, where there is one.
-    pub limit: &'a [Sample],
+    limit: &'a [Sample],
 }
 
 impl Row<'_> {
     /// Prints the row as the plan says.
-    pub fn print(&self, plan: &Plan) {
+    fn print(&self, plan: &Plan) {
         let ours = median(self.ours);
         let limit = (!self.limit.is_empty()).then(|| median(self.limit).ops_per_s);
         let ratio = limit.map(|limit| ours.ops_per_s / limit);
@@ -194,7 +301,7 @@ impl Row<'_> {
 }
 
 /// Says on stderr what the figures were measured on.
-pub fn say_machine(plan: &Plan, details: &str) {
+fn say_machine(plan: &Plan) {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu
         .lines()
@@ -209,7 +316,10 @@ pub fn say_machine(plan: &Plan, details: &str) {
         tenure_backend::sqlite::rusqlite::version(),
         tenure_backend::sqlite::PRAGMAS
     );
-    eprintln!("{} runs of {:?} each, ours and the limit in turn, median; {details}", plan.runs, plan.stretch);
+    eprintln!(
+        "{} runs of {:?} each, ours and the limit in turn, median; values of {VALUE_BYTES} bytes",
+        plan.runs, plan.stretch
+    );
 }
 
 #[cfg(test)]

@@ -12,9 +12,12 @@ use crate::Sample;
 
 /// A fresh file with one table, to be written to without any of our code in between.
 #[derive(Debug)]
-pub struct RawSqlite {
+pub(crate) struct RawSqlite {
     directory: TempDir,
-    writes: u64,
+    /// Kept open from one measurement to the next, as ours are: closing the last one would take the log
+    /// away, and the next writer would have to grow it anew.
+    connections: Vec<Connection>,
+    measured: u64,
 }
 
 impl RawSqlite {
@@ -22,10 +25,11 @@ impl RawSqlite {
     ///
     /// # Errors
     /// If it cannot be created.
-    pub fn new() -> anyhow::Result<Self> {
-        let raw = Self { directory: tempfile::tempdir()?, writes: 0 };
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let mut raw = Self { directory: tempfile::tempdir()?, connections: Vec::new(), measured: 0 };
         let connection = raw.connect()?;
         connection.execute_batch("CREATE TABLE t(k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID")?;
+        raw.connections.push(connection);
         Ok(raw)
     }
 
@@ -52,7 +56,7 @@ impl RawSqlite {
     ///
     /// # Errors
     /// If SQLite fails.
-    pub fn measure(
+    pub(crate) fn measure(
         &mut self,
         writers: usize,
         stretch: Duration,
@@ -74,16 +78,19 @@ impl RawSqlite {
         value_bytes: usize,
         fresh_keys: bool,
     ) -> anyhow::Result<Sample> {
+        while self.connections.len() < threads {
+            self.connections.push(self.connect()?);
+        }
+        self.measured += 1;
+        let turn = self.measured;
         let began = SystemClock.monotonic();
         let ends = began + stretch;
-        self.writes += 1;
-        let turn = self.writes;
         let latencies = std::thread::scope(|scope| {
-            let this = &*self;
-            let writing: Vec<_> = (0..threads)
-                .map(|writer| {
+            let writing: Vec<_> = self.connections[..threads]
+                .iter_mut()
+                .enumerate()
+                .map(|(writer, connection)| {
                     scope.spawn(move || -> anyhow::Result<Vec<u64>> {
-                        let connection = this.connect()?;
                         let mut value = vec![b'x'; value_bytes.max(8)];
                         let mut latencies = Vec::new();
                         let mut before = SystemClock.monotonic();
@@ -97,6 +104,7 @@ impl RawSqlite {
                             let _ = read
                                 .query_map(params![key.as_bytes()], |row| row.get::<_, Vec<u8>>(0))?
                                 .next();
+                            drop(read);
                             connection
                                 .prepare_cached("INSERT OR REPLACE INTO t VALUES (?1, ?2)")?
                                 .execute(params![key.as_bytes(), value])?;

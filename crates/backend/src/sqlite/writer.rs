@@ -130,7 +130,8 @@ fn commit_together(connection: &Connection, group: Vec<WriteJob>, path: &Path, c
     }
     let Some(patience) = group.iter().map(|job| job.by).max() else { return };
     wait_for_locks_until(clock.clone(), patience);
-    if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
+    let begun = connection.prepare_cached("BEGIN IMMEDIATE").and_then(|mut begin| begin.execute([]));
+    if let Err(error) = begun {
         for job in group {
             job.refuse(failure(path, &error));
         }
