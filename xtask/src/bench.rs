@@ -18,6 +18,15 @@ pub(crate) enum Subject {
     Store,
     /// Records per second, per backend.
     Stream,
+    /// How long a shard is without a leader, and what elections cost.
+    Election,
+}
+
+impl Subject {
+    /// Whether it measures servers, and not this process and its files alone.
+    const fn has_servers(self) -> bool {
+        !matches!(self, Self::Election)
+    }
 }
 
 pub(crate) struct Selection {
@@ -28,11 +37,13 @@ pub(crate) struct Selection {
 }
 
 pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
-    setup::ensure(cache, setup::needs(selection.embedded))?;
+    let servers: &[Kind] =
+        if selection.subject.has_servers() { Kind::wanted(selection.embedded) } else { &[] };
+    setup::ensure(cache, setup::needs(selection.embedded || servers.is_empty()))?;
     let built = child::run(program(&selection).arg("--no-run"))?;
     ensure!(built.success(), "the build failed: cargo's messages are above");
 
-    let services = Instances::of(cache).up_for_this_run("bench", Kind::wanted(selection.embedded))?;
+    let services = Instances::of(cache).up_for_this_run("bench", servers)?;
     let mut measure = program(&selection);
     services.hand_to(&mut measure);
     measure.arg("--").args(selection.json.then_some("--json")).args(&selection.extra);
@@ -45,9 +56,10 @@ fn program(selection: &Selection) -> Command {
     let (package, bench) = match selection.subject {
         Subject::Store => ("tenure-store", "store"),
         Subject::Stream => ("tenure-stream", "stream"),
+        Subject::Election => ("tenure-election", "election"),
     };
     let mut command = cargo(["bench", "--package", package, "--bench", bench]);
-    if !selection.embedded {
+    if !selection.embedded && selection.subject.has_servers() {
         command.arg("--all-features");
     }
     command
