@@ -43,6 +43,11 @@ fn clocks_an_hour_apart_keep_one_leader() {
 }
 
 #[test]
+fn a_row_that_is_deleted_makes_no_second_leader() {
+    stories::a_row_that_is_deleted_makes_no_second_leader(&world());
+}
+
+#[test]
 fn a_store_that_goes_and_comes_back() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let proxy = runtime.block_on(FaultProxy::start(&endpoint(), Script::default())).unwrap();

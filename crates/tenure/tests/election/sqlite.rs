@@ -37,6 +37,11 @@ fn clocks_an_hour_apart_keep_one_leader() {
 }
 
 #[test]
+fn a_row_that_is_deleted_makes_no_second_leader() {
+    stories::a_row_that_is_deleted_makes_no_second_leader(&world());
+}
+
+#[test]
 fn a_store_that_goes_and_comes_back() {
     let world = world();
     let file = world.path("tenure.db");

@@ -140,6 +140,18 @@ fn faketime() -> String {
     library.expect("libfaketime is not installed: run `cargo xtask setup`").to_str().unwrap().to_owned()
 }
 
+pub(super) fn a_row_that_is_deleted_makes_no_second_leader(world: &World) {
+    let ann = world.stand("ann", SHORT);
+    world.wait_for_epoch(1);
+    let bob = world.stand("bob", SHORT);
+    bob.wait_for_log("standing for election");
+    world.delete_row();
+    ann.wait_for_log("leadership lost");
+    // The epoch is in another row, and rises.
+    world.wait_for_epoch(2);
+    world.assert_in_order();
+}
+
 /// `down` makes the store fail, `up` mends it.
 pub(super) fn a_store_that_goes_and_comes_back(world: &World, down: impl FnOnce(), up: impl FnOnce()) {
     let ann = world.stand("ann", SHORT);

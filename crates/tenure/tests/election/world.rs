@@ -51,6 +51,12 @@ impl World {
             .ok(&format!("store create-table {} --hash pk --range sk --store {}", self.table, self.store));
     }
 
+    /// Removes the row that says who leads, as an operator might, or a sweep of what has expired.
+    pub(super) fn delete_row(&self) {
+        let Self { site, table, store } = self;
+        site.ok(&format!("store delete {table} pk=SHARD#{SHARD} sk=LOCK --store {store}"));
+    }
+
     /// Calls `stop`, and `resume` and `stop` again if that was in the middle of a write: on SQLite a stopped
     /// writer keeps everybody else out.
     pub(super) fn pause(&self, stop: impl Fn(), resume: impl Fn()) {

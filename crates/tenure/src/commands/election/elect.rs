@@ -166,8 +166,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         timing,
         asked_to_end,
     };
-    let span = tracing::info_span!("elect", shard = candidate.shard, owner = %candidate.elector.owner());
-    candidate.stand(args.once).instrument(span).await
+    candidate.stand(args.once).await
 }
 
 fn settings(args: &Args, context: &Context) -> Settings {
@@ -242,7 +241,8 @@ enum Why {
 
 impl Candidate {
     async fn stand(&self, once: bool) -> anyhow::Result<ExitCode> {
-        tracing::info!("standing for election");
+        // The elector's own lines have a span with these; those of a term name it.
+        tracing::info!(shard = self.shard, owner = %self.elector.owner(), "standing for election");
         loop {
             let leadership = tokio::select! {
                 biased;
@@ -252,7 +252,7 @@ impl Candidate {
                 }
                 elected = self.elector.lead() => elected.map_err(misuse_if_invalid)?,
             };
-            let span = tracing::info_span!("term", epoch = leadership.fence().epoch().0);
+            let span = tracing::info_span!("term", shard = self.shard, epoch = leadership.fence().epoch().0);
             let after = self.lead(leadership).instrument(span).await;
             if once || !matches!(after, Ok(After::Stand)) {
                 self.elector.stop().await;
