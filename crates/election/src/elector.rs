@@ -775,12 +775,21 @@ async fn read(store: &dyn Store, by: Monotonic, place: &Place) -> Answered {
 }
 
 async fn read_rows(store: &dyn Store, by: Monotonic, place: &Place) -> Result<Rows> {
-    if let Some(item) = store.get(by, &place.table, &place.lock_key()).await? {
-        return Ok(Rows { lock: Some(place.lock(&item)?), fence: None });
+    let lock = async || {
+        let item = store.get(by, &place.table, &place.lock_key()).await?;
+        item.map(|item| place.lock(&item)).transpose()
+    };
+    if let Some(lock) = lock().await? {
+        return Ok(Rows { lock: Some(lock), fence: None });
     }
-    // Read after the other: whoever claims in between makes a claim on what is seen here fail.
-    let fence = store.get(by, &place.table, &place.fence_key()).await?;
-    Ok(Rows { lock: None, fence: fence.map(|item| place.fence(&item)).transpose()? })
+    let item = store.get(by, &place.table, &place.fence_key()).await?;
+    let fence = item.map(|item| place.fence(&item)).transpose()?;
+    // Looked for once more: a claim between the two reads would show as an absent row under its own
+    // epoch, and the watch of that absence (E-7) would begin before the row was there.
+    Ok(match lock().await? {
+        Some(lock) => Rows { lock: Some(lock), fence: None },
+        None => Rows { lock: None, fence },
+    })
 }
 
 async fn write(store: &dyn Store, by: Monotonic, place: &Place, attempt: &Attempt) -> Answered {

@@ -4,9 +4,12 @@ use std::sync::atomic::AtomicBool;
 
 use tenure_backend::{FaultRates, Faults};
 use tenure_clock::ManualTime;
-use tenure_store::{Condition, Faulty, KeyAttribute, Memory, StoreExt, TableSpec, Write};
+use tenure_store::{
+    Condition, Faulty, Key, KeyAttribute, Listing, Memory, Page, Query, StoreExt, TableSpec, Write,
+};
 
 use super::*;
+use crate::lock::{Acquire, Card};
 use crate::machine::LossReason;
 
 const L: Duration = Duration::from_secs(15);
@@ -351,4 +354,62 @@ fn bad_settings_are_refused_before_anything_is_read() {
     refused(world.candidate(""), "owner id is empty");
     refused(world.candidate(&"x".repeat(600)), "at most 512");
     refused(Elector::builder(world.store.clone(), "", &world.env), "shard id is empty");
+}
+
+/// A store in which somebody claims the shard just before its FENCE row is read.
+#[derive(Debug)]
+struct Meddled {
+    store: Arc<Memory>,
+    claim: Vec<Write>,
+}
+
+#[async_trait::async_trait]
+impl Store for Meddled {
+    async fn get(&self, by: Monotonic, table: &str, key: &Key) -> Result<Option<Item>> {
+        if key.as_item().text("sk") == Some("FENCE") {
+            assert!(self.store.transact(by, &self.claim, "n").await?.is_applied());
+        }
+        self.store.get(by, table, key).await
+    }
+
+    async fn ensure_table(&self, _: Monotonic, _: &TableSpec) -> Result<()> {
+        unreachable!("only read from")
+    }
+    async fn describe_table(&self, _: Monotonic, _: &str) -> Result<Option<TableSpec>> {
+        unreachable!("only read from")
+    }
+    async fn write(&self, _: Monotonic, _: &Write) -> Result<Written> {
+        unreachable!("only read from")
+    }
+    async fn transact(&self, _: Monotonic, _: &[Write], _: &str) -> Result<Written> {
+        unreachable!("only read from")
+    }
+    async fn query(&self, _: Monotonic, _: &str, _: &Query) -> Result<Listing> {
+        unreachable!("only read from")
+    }
+    async fn scan(&self, _: Monotonic, _: &str, _: &Page) -> Result<Listing> {
+        unreachable!("only read from")
+    }
+}
+
+#[tokio::test]
+async fn a_claim_between_two_reads_does_not_show_as_an_absent_row() {
+    let world = World::new();
+    let place = world.place();
+    world.store.ensure_table(Monotonic::NEVER, &table_spec(&place.table)).await.unwrap();
+    let card = Card { name: "b".into(), since: WallTime::default(), about: Arc::default() };
+    let claim = Acquire {
+        over: None,
+        fence_was: None,
+        rvn: Nonce(1),
+        epoch: Epoch(1),
+        owner: OwnerId::new("b").unwrap(),
+        ttl: 15,
+        lease: L,
+        card: Arc::new(card),
+    };
+    let claim = place.writes(&Attempt::Acquire(Box::new(claim)));
+    let meddled = Meddled { store: world.store.clone(), claim };
+    let rows = read_rows(&meddled, Monotonic::NEVER, &place).await.unwrap();
+    assert_eq!(rows.lock.map(|lock| lock.owner), Some(OwnerId::new("b").unwrap()), "the claim is seen");
 }
