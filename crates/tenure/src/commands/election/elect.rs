@@ -32,25 +32,31 @@ const TICK_MAX: Duration = Duration::from_millis(250);
 #[derive(clap::Args)]
 #[command(after_help = "\
 Stands for election, and runs the command while it leads:
-  the command ends by itself   gives the shard up, and ends with the command's status (128 + N if signal N ended it)
-  leadership is lost           ends the command, stands again, and runs it anew when elected (--once: fails instead)
-  `tenure resign SHARD`        ends the command, hands over, and stands again
-  SIGTERM or SIGINT            ends the command, gives the shard up, and ends with the command's status;
-                               128 + N if none ran; a second signal kills the command and leaves at once
-Ending the command means: SIGTERM to its process group, and SIGKILL after the grace to all that it started. At loss the
-grace ends with the lease: never later. A lease that was not renewed shortly before its end counts as lost, so that
-there is time for the grace. The lease has a guard of its own: the command is ended in time even if `tenure elect` is
-stopped (SIGSTOP), and at once if it is killed.
+  it ends by itself     gives the shard up, and ends with the command's status
+                        (128 + N if signal N ended it)
+  leadership is lost    ends the command, stands again, and runs it anew when elected
+                        (with --once, fails instead)
+  tenure resign SHARD   ends the command, hands over, and stands again
+  SIGTERM or SIGINT     ends the command, gives the shard up, and ends with the command's status
+                        (128 + N if none ran); a second signal kills it and leaves at once
 
-The command finds in its environment: TENURE_SHARD, TENURE_EPOCH (rises with every election: let what you write to
-refuse a lower one), TENURE_OWNER (the id in the row) and TENURE_TABLE. Its standard input is empty; standard output and
-error are those of `tenure elect`. State changes are logged on standard error (--log-format json for machines).
+Ending the command means: SIGTERM to its process group, and after the grace SIGKILL to all that it
+started. After a loss the grace ends with the lease, never later; a lease that is not renewed until
+shortly before its end counts as lost, so that there is time for the grace. A process of its own
+guards the lease: the command is ended in time even if `tenure elect` is stopped (SIGSTOP), and at
+once if it is killed.
+
+The command finds in its environment TENURE_SHARD, TENURE_TABLE, TENURE_OWNER (the id in the row)
+and TENURE_EPOCH, which rises with every election: let what you write to refuse a lower one, and a
+command that was paused with its whole machine does no harm. Its standard input is empty; standard
+output and error are ours. State changes are logged on standard error (--log-format json for
+machines).
 
 Examples:
   tenure elect nightly-report -- ./report.sh
-  tenure elect batch-processor --preset fast --owner host-1 --about address=10.0.0.7:8080 -- ./processor --workers 4
-  tenure elect batch-processor --on-error retry --stop-grace 5s -- sh -c 'exec worker --epoch $TENURE_EPOCH'
-  tenure elect batch-processor --go-peers --skew 1s -- ./processor")]
+  tenure elect batches --preset fast --owner host-1 --about address=10.0.0.7:80 -- ./worker -n 4
+  tenure elect batches --on-error retry --stop-grace 3s -- sh -c './worker --epoch $TENURE_EPOCH'
+  tenure elect batches --go-peers --skew 1s -- ./worker")]
 pub(crate) struct Args {
     /// What is led: a name that everybody who stands for it agrees on
     shard: String,

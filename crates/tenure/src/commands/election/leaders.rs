@@ -22,10 +22,11 @@ const ROWS_MAX: usize = 100_000;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-One line per shard, sorted: the leader's name, its epoch, since when, its lease, and what it says of itself.
+One line per shard, sorted: the leader's name, its epoch, since when, its lease, and what it says of
+itself.
   led         somebody leads, as far as the row says
-  past        the row's ttl is past by this machine's clock: its leader has probably gone, and nobody claimed the
-              shard since; candidates judge by watching the row, not by this
+  past        the row's ttl is past by this machine's clock: its leader has probably gone, and
+              nobody claimed the shard since; candidates judge by watching the row, not by this
   released    its leader gave it up, and nobody claimed it since
   unreadable  the row is not one of an election; candidates leave it alone, and fail
 With --watch changes are printed until SIGINT or SIGTERM; a renewal is none.

@@ -23,10 +23,10 @@ const ASKED_MAX: u32 = 5;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-The leader sees the request with its next renewal, ends its work, and releases the shard. Then this waits until
-somebody leads, at most one lease: with --to, others hold back for that long. The same process may be elected again
-if nobody else stands for the shard.
-Exit status 3 if nobody leads the shard, 1 if the leader has not handed over in time (the request stays).
+The leader sees the request with its next renewal, ends its work, and releases the shard. Then this
+waits until somebody leads, for little more than a lease: with --to, others hold back for that long.
+The same process may be elected again if nobody else stands for the shard.
+Exit status 3 if nobody leads, 1 if the leader has not handed over in time (the request stays).
 
 Examples:
   tenure resign batch-processor
