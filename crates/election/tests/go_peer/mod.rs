@@ -186,15 +186,18 @@ async fn the_lock_changes_hands_and_never_sticks(world: World, handovers: usize)
     let mut epoch = Epoch(0);
     let mut elected = ours[0].stand();
     let mut crashes = 0;
+    let mut left_by = "nobody";
     // The first is no handover, so one more.
     for turn in 0..=handovers / 2 {
         // To us: from nobody, from a peer that stopped, or from one that died.
         let candidate = &ours[turn % 2];
         let since = world.elapsed();
         let leadership = world.until(elected).await.unwrap();
+        let took = world.elapsed() - since;
+        let errors = world.errors();
         assert!(
-            world.elapsed() - since <= L + Duration::from_secs(1) + SKEW + 2 * POLL,
-            "stuck in turn {turn}"
+            took <= L + Duration::from_secs(1) + SKEW + 2 * POLL,
+            "turn {turn}: {took:?} after {left_by}; the store said {errors:?}"
         );
         assert!(leadership.is_valid() && leadership.fence().epoch() > epoch, "turn {turn}");
         epoch = leadership.fence().epoch();
@@ -230,7 +233,9 @@ async fn the_lock_changes_hands_and_never_sticks(world: World, handovers: usize)
         assert!(peer.renew().await && !elected.is_finished(), "turn {turn}");
         if draws.chance(0.2) {
             crashes += 1;
+            left_by = "a death";
         } else {
+            left_by = "a release";
             assert!(peer.release().await);
         }
         assert_eq!(world.fence().await, Some(epoch), "its deletion leaves the fence");

@@ -5,8 +5,8 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -75,7 +75,12 @@ impl World {
             .ensure_table(SystemClock.deadline(Duration::from_secs(30)), &table_spec(&table.name))
             .await
             .unwrap();
-        let store = Arc::new(Counted { store, under_way: AtomicUsize::new(0), settled: Notify::new() });
+        let store = Arc::new(Counted {
+            store,
+            under_way: AtomicUsize::new(0),
+            settled: Notify::new(),
+            errors: Mutex::default(),
+        });
         Self { time, env, store, table }
     }
 
@@ -135,6 +140,11 @@ impl World {
         }
     }
 
+    /// What the emulator, or the way to it, did wrong so far.
+    pub(super) fn errors(&self) -> Vec<String> {
+        self.store.errors.lock().unwrap().clone()
+    }
+
     pub(super) fn elapsed(&self) -> Duration {
         self.time.elapsed()
     }
@@ -168,6 +178,8 @@ struct Counted {
     store: Arc<dyn Store>,
     under_way: AtomicUsize,
     settled: Notify,
+    /// What went wrong: a takeover that is late is judged by it.
+    errors: Mutex<Vec<String>>,
 }
 
 impl Counted {
@@ -180,6 +192,13 @@ impl Counted {
         let by = SystemClock.deadline(CALL_TIMEOUT);
         within(&SystemClock, by, settled).await.expect("the emulator answers");
         true
+    }
+
+    fn noted<T>(&self, call: &str, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result {
+            self.errors.lock().unwrap().push(format!("{call}: {}", error.chain()));
+        }
+        result
     }
 
     fn begin(&self) -> UnderWay<'_> {
@@ -212,17 +231,17 @@ impl Store for Counted {
 
     async fn get(&self, by: Monotonic, table: &str, key: &Key) -> Result<Option<Item>> {
         let _call = self.begin();
-        self.store.get(by, table, key).await
+        self.noted("get", self.store.get(by, table, key).await)
     }
 
     async fn write(&self, by: Monotonic, write: &Write) -> Result<Written> {
         let _call = self.begin();
-        self.store.write(by, write).await
+        self.noted("write", self.store.write(by, write).await)
     }
 
     async fn transact(&self, by: Monotonic, writes: &[Write], nonce: &str) -> Result<Written> {
         let _call = self.begin();
-        self.store.transact(by, writes, nonce).await
+        self.noted("transact", self.store.transact(by, writes, nonce).await)
     }
 
     async fn query(&self, by: Monotonic, table: &str, query: &Query) -> Result<Listing> {
