@@ -186,6 +186,8 @@ fn fails(layer: &Layer, bug: Option<&Bug>) -> Result<Option<String>> {
     let mut command = Command::new("timeout");
     command.arg("--kill-after=5").arg(LAYER_TIMEOUT.as_secs().to_string());
     command.arg(&layer.program).args(&layer.arguments).env("RUST_BACKTRACE", "0");
+    // What fails on purpose is no regression to be remembered.
+    command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
     match bug {
         Some(bug) => command.env("TENURE_PLANTED", bug.name),
         None => command.env_remove("TENURE_PLANTED"),
