@@ -44,7 +44,7 @@ struct Bug {
 }
 
 /// In the order of the rules in `machine.rs`; `LD-…` are the checkers of the simulation.
-const ELECTION: [Bug; 22] = [
+const ELECTION: [Bug; 23] = [
     bug("deadline_from_receipt", "E-1, LD-1"),
     bug("retry_stretches_deadline", "E-1, LD-1"),
     bug("no_rate_margin", "E-1, E-2, LD-1"),
@@ -64,6 +64,7 @@ const ELECTION: [Bug; 22] = [
     bug("expired_term_revives", "E-10"),
     bug("unhealthy_renews", "E-11"),
     bug("renewal_reuses_ttl", "E-12, LD-1"),
+    bug("old_win_counts", "E-13, LD-1"),
     bug("resign_request_repeats", "ResignAsked once"),
     bug("guard_admits_lower", "LD-3"),
     bug("follower_gives_up", "LD-4"),
@@ -296,7 +297,7 @@ mod tests {
     #[test]
     fn every_rule_and_checker_has_a_bug() {
         let broken = ELECTION.iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
-        for rule in (1..=12).map(|n| format!("E-{n}")).chain((1..=4).map(|n| format!("LD-{n}"))) {
+        for rule in (1..=13).map(|n| format!("E-{n}")).chain((1..=4).map(|n| format!("LD-{n}"))) {
             assert!(broken.contains(rule.as_str()), "{rule}");
         }
     }

@@ -20,12 +20,15 @@
 //! - E-4 An unknown outcome is resolved by reading back my nonce, never by assuming.
 //! - E-5 Every claim raises the epoch of a row that nothing deletes.
 //! - E-6 A release is tied to owner, epoch and nonce, and leaves a fresh nonce behind.
-//! - E-7 An absent row under a known epoch is watched like a stale one: its `ttl` may have been wrong.
+//! - E-7 An absent row under a known epoch is watched like a stale one: its `ttl` may have been wrong. Only
+//!   with a skew bound is it free, as it is for Go peers.
 //! - E-8 A row is mine by its nonce, not by its owner id: another process may have been given the same id.
 //! - E-9 A stop waits for a claim in flight, and releases what it won.
 //! - E-10 A term that is over stays over.
 //! - E-11 Without health there is no renewal.
 //! - E-12 A renewal computes its `ttl` anew.
+//! - E-13 An absent row under the epoch that I won last is mine to claim at once: nobody was elected since.
+//!   So a leader whose slow wall clock made a sweep take its row leads again after a round trip.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -246,6 +249,8 @@ pub struct Machine {
     highest: Epoch,
     /// The nonces of my own last writes, any of which may still land.
     mine: Vec<Nonce>,
+    /// The epoch that I won last.
+    won: Option<Epoch>,
     next_read: Monotonic,
     /// No claim before this moment: the last one failed.
     next_claim: Monotonic,
@@ -349,6 +354,7 @@ impl Machine {
             fence: None,
             highest: Epoch(0),
             mine: Vec::new(),
+            won: None,
             next_read: Monotonic::default(),
             next_claim: Monotonic::default(),
             claimable_at: Monotonic::NEVER,
@@ -731,6 +737,7 @@ impl Machine {
         let rows = Rows { lock: Some(claim.acquire.lock()), fence: Some(claim.acquire.fence()) };
         self.fence = rows.fence;
         self.fence_lessons = 0;
+        self.won = Some(epoch);
         self.highest = self.highest.max(epoch);
         self.seen = Some(Seen { rows, since: now.monotonic });
         if self.stop_by.is_some() {
@@ -860,7 +867,11 @@ impl Machine {
         };
         let Some(lock) = &seen.rows.lock else {
             return match seen.rows.fence {
-                Some(_) if self.timing.go_peers || planted::is("absent_is_free") => at_once,
+                // Swept away when its `ttl` was past, which is to be believed within the bound; or deleted
+                // by a Go process, to release it.
+                Some(_) if self.timing.skew.is_some() || planted::is("absent_is_free") => at_once,
+                Some(mark) if self.won == Some(mark.epoch) => at_once, // E-13
+                Some(_) if self.won.is_some() && planted::is("old_win_counts") => at_once,
                 Some(mark) => stale(mark.lease), // E-7
                 None => at_once,
             };

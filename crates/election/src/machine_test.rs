@@ -836,11 +836,12 @@ fn e7_an_absence_that_hid_a_term_is_watched_from_its_discovery() {
         1.5s   b rests
         2s     c campaigns     -> reads
         17.3s                  -> c elected epoch=2
+        18s    c calls hang
         18s    row reaped
         19s    b campaigns     -> claim refused by fence
-        21s    b is no leader
-        21s    c is leader
-        22.3s                  -> c lost superseded
+        31.9s  b is no leader
+        31.9s  c is leader
+        32s                    -> c lost expired
         34.3s                  -> b elected epoch=3
         ",
     );
@@ -852,12 +853,29 @@ fn e7_an_absent_row_under_a_known_epoch_is_watched_like_a_stale_one() {
     check(
         "
         0s     a campaigns     -> elected epoch=1
+        0.4s   a calls hang
         0.5s   row reaped
         0.5s   b campaigns     -> reads
-        4s     a is leader
-        5s                     -> a lost superseded
+        14.6s  a is leader
+        14.7s                  -> a lost expired
         15.7s  row is absent
         15.8s                  -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e13_a_leader_whose_row_was_swept_away_leads_again_at_once() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        0.5s   row reaped
+        0.5s   b campaigns     -> reads
+        5s                     -> a renewal refused, a lost superseded, a reads
+        5s     a campaigns     -> claim applied, elected epoch=2
+        6s     a crashes
+        6s     row reaped
+        21.8s                  -> b elected epoch=3
         ",
     );
 }
@@ -927,10 +945,28 @@ fn e3_clocks_at_both_ends_of_the_skew_bound_never_show_two_leaders() {
         0s     a campaigns     -> elected epoch=1
         0s     row is a ttl=14
         1s     a pauses
-        14.6s  a is leader
+        12.6s  a is leader
+        12.7s  a is no leader
         14.8s  b campaigns     -> reads
         15.9s  b is no leader
         16s                    -> b elected epoch=2
+        ",
+    );
+}
+
+#[test]
+fn e7_with_a_skew_bound_a_row_that_was_swept_away_is_free() {
+    // The sweep goes by a clock that is a second ahead of a's, and a knows that it may.
+    check(
+        "
+        settings skew=2s
+        0s     a clock wall=-1s
+        0s     a campaigns     -> elected epoch=1
+        0s     row is a ttl=14
+        1s     a pauses
+        14s    row reaped
+        14s    a is no leader
+        14s    b tries once    -> elected epoch=2
         ",
     );
 }

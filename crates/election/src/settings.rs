@@ -24,8 +24,11 @@ const POLLS_PER_LEASE: u32 = 20;
 pub enum Skew {
     /// Nothing: a row is judged by watching it on one's own monotonic clock.
     Unbounded,
-    /// Any two wall clocks differ by at most this much at any moment (each is within half of it of
-    /// the true time). A row whose `ttl` is past by more may be taken without watching it first.
+    /// Any two wall clocks differ by at most this much at any moment (each, and the one by which the
+    /// store sweeps, is within half of it of the true time). A row whose `ttl` is past by more, and one
+    /// that was swept away, may then be taken without watching it first: the only way for a process
+    /// that keeps nothing in memory, such as a Lambda. A leader counts itself as such for less long, by
+    /// this much; and a LOCK row must not be deleted by hand while its leader lives.
     Bounded(Duration),
 }
 
@@ -140,7 +143,8 @@ impl Settings {
             }
         }
         let margin = margin(self.lease, self.rate_error_ppm);
-        let shrunk = if self.go_peers { margin + skew.unwrap_or_default() } else { margin };
+        // Whoever goes by the wall clock may be ahead of ours by the whole bound.
+        let shrunk = margin + skew.unwrap_or_default();
         let validity = self.lease.saturating_sub(shrunk);
         if validity <= self.renew {
             return invalid(format!(
@@ -249,7 +253,9 @@ mod tests {
     }
 
     #[test]
-    fn beside_go_peers_the_skew_comes_off_our_own_lease() {
+    fn the_skew_comes_off_our_own_lease() {
+        let bounded = Settings { skew: Skew::Bounded(Duration::from_secs(1)), ..Settings::balanced() };
+        assert_eq!(bounded.timing(false).unwrap().validity, Duration::from_millis(13_700));
         let go =
             Settings { go_peers: true, skew: Skew::Bounded(Duration::from_secs(2)), ..Settings::balanced() };
         assert_eq!(go.timing(false).unwrap().validity, Duration::from_millis(12_700));

@@ -3,7 +3,7 @@
 //! The checkers see everything, as nobody in the world does: true time, every landing at the store, and
 //! when each row was written. They judge; they never act.
 
-use tenure_election::{Acquire, Attempt, Epoch, Nonce};
+use tenure_election::{Acquire, Attempt, Epoch, Nonce, OwnerId};
 
 use super::plan::nanos;
 
@@ -145,13 +145,18 @@ pub struct RowHistory {
     written: Vec<(Nonce, u64, u64)>,
     /// Of LOCK rows that were deleted: the epoch, when, and the lease.
     deleted: Vec<(Epoch, u64, u64)>,
+    /// Whose claim began each epoch.
+    claimants: Vec<(Epoch, OwnerId)>,
 }
 
 impl RowHistory {
     /// A write landed.
     pub fn landed(&mut self, now: u64, attempt: &Attempt) {
         let (nonce, lease) = match attempt {
-            Attempt::Acquire(acquire) => (acquire.rvn, nanos(acquire.lease)),
+            Attempt::Acquire(acquire) => {
+                self.claimants.push((acquire.epoch, acquire.owner.clone()));
+                (acquire.rvn, nanos(acquire.lease))
+            }
             Attempt::Renew(renew) => (renew.fresh, self.lease()),
             Attempt::Release(release) => (release.fresh, self.lease()),
         };
@@ -171,9 +176,16 @@ impl RowHistory {
     }
 
     /// Whether a claim has a cause: `own` if the version that it replaces was written by its own
-    /// process, `expired` if a skew bound is set and the row's `ttl` is past on every clock within it.
+    /// process, `expired` if a skew bound is set and the row's `ttl` is past on every clock within it, or the row
+    /// was swept away.
     pub fn claim_has_cause(&self, now: u64, acquire: &Acquire, own: bool, expired: bool) -> Verdict {
         let Some(over) = &acquire.over else {
+            let mine = |(epoch, owner): &(Epoch, OwnerId)| {
+                Some(*epoch) == acquire.fence_was && *owner == acquire.owner
+            };
+            if expired || self.claimants.iter().rev().any(mine) {
+                return Ok(());
+            }
             let deleted = self.deleted.iter().find(|(epoch, ..)| Some(*epoch) == acquire.fence_was);
             return match deleted {
                 Some((_, at, lease)) if now < at + lease => {

@@ -343,7 +343,8 @@ fn draw_incidents(entropy: &Entropy, nodes: &[NodePlan], lease_max: u64, heal_at
         // A row is deleted by hand seldom; a crash is what failover is measured by.
         let on = match fault {
             Fault::Crash => one_in(entropy, 2),
-            Fault::Deleted => one_in(entropy, 6),
+            // With a skew bound an absent row is taken for swept, and must not be deleted by hand.
+            Fault::Deleted => one_in(entropy, 6) && nodes.iter().all(|node| node.timing.skew.is_none()),
             _ => one_in(entropy, 3),
         };
         let every = spread(entropy, 15 * SECOND, 300 * SECOND);

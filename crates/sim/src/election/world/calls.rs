@@ -326,9 +326,12 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             Attempt::Acquire(acquire) => {
                 let over = acquire.over.as_ref();
                 let own = over.is_some_and(|over| Some(&over.owner) == node.owner.as_ref());
-                let expired = over.zip(node.timing.skew).is_some_and(|(over, bound)| {
+                let expired = node.timing.skew.is_some_and(|bound| {
                     let bound_millis = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
-                    true_wall(self.now).as_millis() >= over.ttl * 1000 + 1000 + bound_millis / 2
+                    let past =
+                        |ttl: i64| true_wall(self.now).as_millis() >= ttl * 1000 + 1000 + bound_millis / 2;
+                    // An absent row was swept, because it was past.
+                    over.is_none_or(|over| past(over.ttl))
                 });
                 let verdict = self.history.claim_has_cause(self.now, acquire, own, expired);
                 self.check(Rule::ClaimHasCause, verdict.map_err(|what| format!("{who} {what}")));
