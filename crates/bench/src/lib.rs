@@ -1,7 +1,7 @@
 //! How the benchmarks measure: closed-loop writers, ours and the limit in turn, the median of runs.
 //!
 //! Machines here are noisy, so no number stands alone: each embedded backend is measured beside raw
-//! SQLite with the same durability, in turn within one run, and the ratio of the medians is what is
+//! SQLite with the same durability, in turn within one run, and the middle one of their ratios is what is
 //! claimed.
 
 mod raw_sqlite;
@@ -142,7 +142,7 @@ impl Plan {
     /// If `--runs` has no number or an option is unknown.
     pub fn from_args(args: impl Iterator<Item = String>) -> anyhow::Result<Self> {
         // Short stretches in quick turn: what else the machine does then falls on ours and the limit alike.
-        let mut plan = Self { json: false, runs: 11, stretch: Duration::from_secs(1), only: Vec::new() };
+        let mut plan = Self { json: false, runs: 21, stretch: Duration::from_millis(500), only: Vec::new() };
         let mut args = args.peekable();
         while let Some(arg) = args.next() {
             match arg.as_str() {
@@ -243,6 +243,15 @@ fn median(samples: &[Sample]) -> Sample {
     Sample { ops_per_s: middle(|s| s.ops_per_s), p50_ms: middle(|s| s.p50_ms), p99_ms: middle(|s| s.p99_ms) }
 }
 
+/// Of the turns in which ours and the limit were measured one right after the other, the one whose ratio
+/// is the middle one. Two medians, each by itself, would set a quiet moment beside a busy one.
+fn median_turn(ours: &[Sample], limit: &[Sample]) -> Option<(Sample, Sample)> {
+    let mut turns: Vec<_> = ours.iter().zip(limit).collect();
+    let ratio = |(ours, limit): &(&Sample, &Sample)| ours.ops_per_s / limit.ops_per_s;
+    turns.sort_by(|one, other| ratio(one).total_cmp(&ratio(other)));
+    turns.get(turns.len() / 2).map(|(ours, limit)| (**ours, **limit))
+}
+
 /// One line of a benchmark's result.
 #[derive(Debug)]
 struct Row<'a> {
@@ -263,8 +272,10 @@ struct Row<'a> {
 impl Row<'_> {
     /// Prints the row as the plan says.
     fn print(&self, plan: &Plan) {
-        let ours = median(self.ours);
-        let limit = (!self.limit.is_empty()).then(|| median(self.limit).ops_per_s);
+        let (ours, limit) = match median_turn(self.ours, self.limit) {
+            Some((ours, limit)) => (ours, Some(limit.ops_per_s)),
+            None => (median(self.ours), None),
+        };
         let ratio = limit.map(|limit| ours.ops_per_s / limit);
         if plan.json {
             println!("{}", self.as_json(&ours, limit, ratio));
@@ -325,6 +336,17 @@ fn say_machine(plan: &Plan) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_busy_moment_falls_on_both_of_a_turn() {
+        let sample = |ops_per_s| Sample { ops_per_s, ..Sample::default() };
+        // Quiet, busy, quiet, very busy, and one turn that was hit in between.
+        let ours = [800.0, 400.0, 820.0, 80.0, 100.0].map(sample);
+        let limit = [1000.0, 500.0, 1000.0, 100.0, 1000.0].map(sample);
+        let (ours, limit) = median_turn(&ours, &limit).unwrap();
+        assert!((ours.ops_per_s / limit.ops_per_s - 0.8).abs() < 1e-9);
+        assert!(median_turn(&[], &[]).is_none());
+    }
 
     #[test]
     fn percentiles_and_medians() {
