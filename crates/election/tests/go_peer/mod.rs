@@ -194,10 +194,10 @@ async fn the_lock_changes_hands_and_never_sticks(world: World, handovers: usize)
         let since = world.elapsed();
         let leadership = world.until(elected).await.unwrap();
         let took = world.elapsed() - since;
-        let errors = world.errors();
         assert!(
             took <= L + Duration::from_secs(1) + SKEW + 2 * POLL,
-            "turn {turn}: {took:?} after {left_by}; the store said {errors:?}"
+            "turn {turn}: we have it {took:?} after {left_by}; our last calls:\n{}",
+            world.last_calls()
         );
         assert!(leadership.is_valid() && leadership.fence().epoch() > epoch, "turn {turn}");
         epoch = leadership.fence().epoch();
@@ -215,7 +215,12 @@ async fn the_lock_changes_hands_and_never_sticks(world: World, handovers: usize)
             candidate.cut_off();
             let since = world.elapsed();
             while !peer.try_acquire().await {
-                assert!(world.elapsed() - since < 2 * L, "stuck in turn {turn}");
+                let waits = world.elapsed() - since;
+                assert!(
+                    waits < 2 * L,
+                    "turn {turn}: a peer waits {waits:?} after a death of ours; our last calls:\n{}",
+                    world.last_calls()
+                );
                 world.pass(Duration::from_secs(1)).await;
             }
             assert!(!leadership.is_valid(), "turn {turn}: two at once");

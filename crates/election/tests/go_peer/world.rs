@@ -1,10 +1,12 @@
 //! A world whose clock is held by the test, around an emulator that knows nothing of it.
 //!
-//! Time passes only while no call to the store is under way, so an answer arrives at the moment at
-//! which its request was sent, however long the emulator takes.
+//! Time passes only while no call to the store is under way and none was answered just now, so an answer
+//! arrives, and is acted upon, at the moment at which its request was sent, however long the emulator takes.
 
-use std::future::Future;
-use std::pin::pin;
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::future::{Future, pending, poll_fn};
+use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -27,10 +29,14 @@ pub(super) const SKEW: Duration = Duration::from_millis(500);
 
 /// Turns of the clock after which a future counts as stuck.
 const TURNS_MAX: usize = 20_000;
-/// How often everybody else is let run before time may pass.
+/// How often in a row everybody else is let run without a call before time may pass.
 const YIELDS: usize = 20;
+/// How often in all: beyond it, somebody spins.
+const YIELDS_MAX: usize = 20_000;
 /// Only a stuck emulator, or a store that waits for the clock within a call, reaches it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// A takeover by watching takes some thirty.
+const CALLS_KEPT: usize = 60;
 
 pub(super) struct World {
     time: ManualTime,
@@ -78,8 +84,10 @@ impl World {
         let store = Arc::new(Counted {
             store,
             under_way: AtomicUsize::new(0),
+            begun: AtomicUsize::new(0),
             settled: Notify::new(),
-            errors: Mutex::default(),
+            calls: Mutex::default(),
+            time: time.clone(),
         });
         Self { time, env, store, table }
     }
@@ -116,16 +124,10 @@ impl World {
     pub(super) async fn until<F: Future>(&self, future: F) -> F::Output {
         let mut future = pin!(future);
         for _ in 0..TURNS_MAX {
-            for _ in 0..YIELDS {
-                let polled = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
-                if let Poll::Ready(output) = polled {
-                    return output;
-                }
-                tokio::task::yield_now().await;
+            if let Some(output) = self.calm_down(future.as_mut()).await {
+                return output;
             }
-            if !self.store.settle().await {
-                self.time.advance_to_next().expect("everybody waits for something that never comes");
-            }
+            self.time.advance_to_next().expect("everybody waits for something that never comes");
         }
         panic!("not done after {TURNS_MAX} turns of the clock");
     }
@@ -134,15 +136,34 @@ impl World {
         let clock = self.time.clock();
         self.until(clock.sleep(duration)).await;
         // Whoever was due at that very moment has its turn, and its answer.
-        for _ in 0..YIELDS {
-            tokio::task::yield_now().await;
-            self.store.settle().await;
-        }
+        self.calm_down(pin!(pending::<()>())).await;
     }
 
-    /// What the emulator, or the way to it, did wrong so far.
-    pub(super) fn errors(&self) -> Vec<String> {
-        self.store.errors.lock().unwrap().clone()
+    /// Lets everybody run until all wait for the clock, or the future is done.
+    ///
+    /// That no call is under way is not enough: an answer may have come in a moment ago, and whoever waits
+    /// for it, or for what follows from it, has not looked yet. So nobody may have had a call for a while.
+    async fn calm_down<F: Future>(&self, mut future: Pin<&mut F>) -> Option<F::Output> {
+        let mut calm = 0;
+        for _ in 0..YIELDS_MAX {
+            if let Poll::Ready(output) = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await {
+                return Some(output);
+            }
+            let begun = self.store.begun.load(Ordering::SeqCst);
+            let called = self.store.settle().await;
+            tokio::task::yield_now().await;
+            calm = if called || self.store.begun.load(Ordering::SeqCst) != begun { 0 } else { calm + 1 };
+            if calm == YIELDS {
+                return None;
+            }
+        }
+        panic!("calls without end at one moment");
+    }
+
+    /// The last calls of ours, and how each ended.
+    pub(super) fn last_calls(&self) -> String {
+        let calls = self.store.calls.lock().unwrap();
+        calls.iter().map(|call| format!("  {call}\n")).collect()
     }
 
     pub(super) fn elapsed(&self) -> Duration {
@@ -177,9 +198,12 @@ impl World {
 struct Counted {
     store: Arc<dyn Store>,
     under_way: AtomicUsize,
+    /// How many there were so far.
+    begun: AtomicUsize,
     settled: Notify,
-    /// What went wrong: a takeover that is late is judged by it.
-    errors: Mutex<Vec<String>>,
+    /// The last calls and how each ended: a takeover that is late is judged by them.
+    calls: Mutex<VecDeque<String>>,
+    time: ManualTime,
 }
 
 impl Counted {
@@ -194,14 +218,17 @@ impl Counted {
         true
     }
 
-    fn noted<T>(&self, call: &str, result: Result<T>) -> Result<T> {
-        if let Err(error) = &result {
-            self.errors.lock().unwrap().push(format!("{call}: {}", error.chain()));
+    fn noted<T: Debug>(&self, call: &str, result: Result<T>) -> Result<T> {
+        let mut calls = self.calls.lock().unwrap();
+        if calls.len() == CALLS_KEPT {
+            calls.pop_front();
         }
+        calls.push_back(format!("{:?} {call}: {result:?}", self.time.elapsed()));
         result
     }
 
     fn begin(&self) -> UnderWay<'_> {
+        self.begun.fetch_add(1, Ordering::SeqCst);
         self.under_way.fetch_add(1, Ordering::SeqCst);
         UnderWay(self)
     }
