@@ -44,7 +44,7 @@ struct Bug {
 }
 
 /// In the order of the rules in `machine.rs`; `LD-…` are the checkers of the simulation.
-const ELECTION: [Bug; 23] = [
+const ELECTION: [Bug; 24] = [
     bug("deadline_from_receipt", "E-1, LD-1"),
     bug("retry_stretches_deadline", "E-1, LD-1"),
     bug("no_rate_margin", "E-1, E-2, LD-1"),
@@ -63,6 +63,7 @@ const ELECTION: [Bug; 23] = [
     bug("stop_does_not_join", "E-9"),
     bug("expired_term_revives", "E-10"),
     bug("unhealthy_renews", "E-11"),
+    bug("unhealthy_claims", "E-11"),
     bug("renewal_reuses_ttl", "E-12, LD-1"),
     bug("old_win_counts", "E-13, LD-1"),
     bug("resign_request_repeats", "ResignAsked once"),

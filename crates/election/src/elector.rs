@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, pending, poll_fn};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
@@ -101,6 +101,8 @@ struct Inner {
     candidate: Candidate,
     shared: Arc<Shared>,
     commands: Mutex<Option<mpsc::Sender<Command>>>,
+    /// How often the candidacy was ended.
+    stops: AtomicU64,
 }
 
 /// What the task and the handles both look at.
@@ -193,7 +195,12 @@ impl Elector {
         W: FnMut(Term) -> F,
         F: Future,
     {
+        let stops = || self.inner.stops.load(Ordering::Acquire);
+        let begun_after = stops();
         loop {
+            if stops() != begun_after {
+                return Err(stopped());
+            }
             let leadership = self.lead().await?;
             let term = leadership.term().clone();
             let handover = {
@@ -240,12 +247,14 @@ impl Elector {
         term.filter(Term::is_valid)
     }
 
-    /// Ends the candidacy: waits for a claim in flight, releases what is held, and joins the task.
+    /// Ends the candidacy, [`Elector::run`] included: waits for a claim in flight, releases what is held,
+    /// and joins the task.
     ///
     /// # Cancel safety
-    /// Once polled, the candidacy ends even if this is dropped.
+    /// Once the task has taken note, the candidacy ends even if this is dropped.
     pub async fn stop(&self) {
-        let commands = self.commands().take();
+        self.inner.stops.fetch_add(1, Ordering::AcqRel);
+        let commands = self.commands().clone();
         if let Some(commands) = commands {
             let (done, ended) = oneshot::channel();
             if commands.send(Command::Stop { done }).await.is_ok() {
@@ -296,12 +305,14 @@ impl Elector {
             sender: sender.downgrade(),
             candidate,
             call: None,
-            prepared: false,
+            prepared: Arc::new(AtomicBool::new(false)),
             waiting: Vec::new(),
             always: false,
             held: None,
             leaving: Vec::new(),
             stopping: Vec::new(),
+            watched: false,
+            told: None,
         };
         tokio::spawn(task.run(commands).instrument(span));
         sender
@@ -390,7 +401,8 @@ impl Builder {
         self
     }
 
-    /// A check that holds renewals back: no progress, no renewal. It is asked often and must not block.
+    /// A check that holds renewals and claims back: no progress, no renewal. It is asked often and must
+    /// not block; of a follower, whose work does not run, too.
     pub fn health(mut self, healthy: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         self.health = Some(Arc::new(healthy));
         self
@@ -431,7 +443,12 @@ impl Builder {
             deadline: AtomicU64::new(0),
             term: Mutex::new(None),
         };
-        let inner = Inner { candidate, shared: Arc::new(shared), commands: Mutex::new(None) };
+        let inner = Inner {
+            candidate,
+            shared: Arc::new(shared),
+            commands: Mutex::new(None),
+            stops: AtomicU64::new(0),
+        };
         Ok(Elector { inner: Arc::new(inner) })
     }
 }
@@ -459,7 +476,7 @@ struct Task {
     machine: Machine,
     call: Option<Pending>,
     /// The table was seen to be there, with the right key.
-    prepared: bool,
+    prepared: Arc<AtomicBool>,
     waiting: Vec<Waiter>,
     /// Stands again after every loss.
     always: bool,
@@ -468,11 +485,15 @@ struct Task {
     /// Whoever waits for a release.
     leaving: Vec<oneshot::Sender<bool>>,
     stopping: Vec<oneshot::Sender<()>>,
+    /// Somebody was given a view of the leader.
+    watched: bool,
+    /// The last error that was logged: at every read it would be said again.
+    told: Option<String>,
 }
 
 impl Task {
     async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
-        let clock = self.candidate.clock.clone();
+        let (clock, shared) = (self.candidate.clock.clone(), self.shared.clone());
         let mut orphaned = false;
         while !self.machine.is_stopped() {
             let wake = self.machine.wake_at();
@@ -487,7 +508,6 @@ impl Task {
                 },
                 (id, answered) = answer(&mut self.call) => {
                     self.call = None;
-                    self.prepared |= matches!(answered.answer, Answer::Rows(_));
                     self.step(Event::Answered(id, answered.answer));
                     if let Some(error) = answered.error {
                         let standing = self.fail(&error);
@@ -502,6 +522,10 @@ impl Task {
                     self.waiting.retain(|waiter| !waiter.elected.is_closed());
                     self.step(self.standing());
                 }
+                () = shared.view.closed(), if self.watched => {
+                    self.watched = false;
+                    self.step(self.standing());
+                }
                 () = clock.sleep_until(wake), if wake != Monotonic::NEVER => self.step(Event::Wake),
             }
         }
@@ -513,19 +537,28 @@ impl Task {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Lead { once: true, elected } if self.machine.term().is_some() => {
-                // Led by this very candidate, on behalf of somebody else.
-                let _ = elected.send(Ok(None));
-            }
             Command::Lead { once, elected } => {
-                self.waiting.push(Waiter { once, elected });
-                self.step(if once { Event::TryOnce } else { Event::Campaign });
+                let waiter = Waiter { once, elected };
+                let running = self.term().clone().filter(Term::is_valid);
+                match running {
+                    // Led since `start`, on nobody's behalf: here is somebody.
+                    Some(term) if self.held.is_none() => self.hand_out(&term, waiter),
+                    // Led by this very candidate, on behalf of somebody else.
+                    Some(_) if once => drop(waiter.elected.send(Ok(None))),
+                    _ => {
+                        self.waiting.push(waiter);
+                        self.step(if once { Event::TryOnce } else { Event::Campaign });
+                    }
+                }
             }
             Command::Start => {
                 self.always = true;
                 self.step(Event::Campaign);
             }
-            Command::Watch => self.step(self.standing()),
+            Command::Watch => {
+                self.watched = true;
+                self.step(self.standing());
+            }
             Command::Resign { epoch, to, done } => {
                 if self.machine.term().is_some_and(|(current, _)| current == epoch) {
                     self.leaving.push(done);
@@ -598,9 +631,7 @@ impl Task {
                 return Some(self.standing());
             }
             News::Declined => {
-                for waiter in self.waiting.extract_if(.., |waiter| waiter.once) {
-                    let _ = waiter.elected.send(Ok(None));
-                }
+                self.decline_once();
                 return Some(self.standing());
             }
             News::Released { confirmed } => {
@@ -634,28 +665,47 @@ impl Task {
         let Candidate { place, clock, .. } = &self.candidate;
         let term = Term::new(Fence::new(place.clone(), epoch), deadline, clock.clone());
         info!(epoch = epoch.0, "elected");
+        self.told = None;
         let shard = place.shard.to_string();
         metrics::counter!("tenure_election_terms_total", "shard" => shard.clone()).increment(1);
         metrics::gauge!("tenure_election_leading", "shard" => shard).set(1.0);
         *self.term() = Some(term.clone());
         self.shared.deadline.store(deadline.as_nanos(), Ordering::Release);
-        while !self.waiting.is_empty()
-            && let Some(sender) = self.sender.upgrade()
-        {
+        while self.held.is_none() && !self.waiting.is_empty() {
             let waiter = self.waiting.remove(0);
-            let (leadership, dropped) = Leadership::new(term.clone(), sender);
-            if waiter.elected.send(Ok(Some(leadership))).is_ok() {
-                self.held = Some(dropped);
-                return None;
-            }
+            self.hand_out(&term, waiter);
+        }
+        if self.held.is_some() {
+            // Whoever wanted it only if it could be had at once cannot have it now.
+            self.decline_once();
+            return None;
         }
         // Nobody wants it any more.
         (!self.always).then_some(Event::Resign { to: None })
     }
 
+    /// Gives the term to whoever waits, unless it does not wait any more.
+    fn hand_out(&mut self, term: &Term, waiter: Waiter) {
+        let Some(sender) = self.sender.upgrade() else { return };
+        let (leadership, dropped) = Leadership::new(term.clone(), sender);
+        if waiter.elected.send(Ok(Some(leadership))).is_ok() {
+            self.held = Some(dropped);
+        }
+    }
+
+    fn decline_once(&mut self) {
+        for waiter in self.waiting.extract_if(.., |waiter| waiter.once) {
+            let _ = waiter.elected.send(Ok(None));
+        }
+    }
+
     /// What a person must mend ends the wait of those who wait; a standing candidate goes on trying.
     fn fail(&mut self, error: &Error) -> Event {
-        warn!(error = %error.chain(), "election");
+        let text = error.chain();
+        if self.told.as_ref() != Some(&text) {
+            warn!(error = text, "election");
+            self.told = Some(text);
+        }
         for waiter in self.waiting.drain(..) {
             let _ = waiter.elected.send(Err(Error::new(error.kind(), error.chain())));
         }
@@ -701,17 +751,28 @@ impl Task {
 
     fn carry_out(&self, id: CallId, by: Monotonic, call: Call) -> Pending {
         let Candidate { store, clock, place, .. } = self.candidate.clone();
-        let prepared = self.prepared;
+        let prepared = self.prepared.clone();
         Box::pin(async move {
             let answered = match call {
-                Call::Read if !prepared => match prepare(&*store, &*clock, &place.table).await {
-                    Ok(()) => read(&*store, clock.deadline(by.since(clock.monotonic())), &place).await,
-                    Err(error) => failed(error),
-                },
-                Call::Read => match within(&*clock, by, read(&*store, by, &place)).await {
-                    Ok(answered) => answered,
-                    Err(_) => Answered { answer: Answer::Failed, error: None },
-                },
+                Call::Read if !prepared.load(Ordering::Relaxed) => {
+                    // The table may take a while; the read has its usual time after that.
+                    let patience = by.since(clock.monotonic());
+                    let preparing = prepare(&*store, &*clock, &place.table);
+                    match within(&*clock, clock.deadline(TABLE_TIMEOUT), preparing).await {
+                        Ok(Ok(())) => {
+                            prepared.store(true, Ordering::Relaxed);
+                            let by = clock.deadline(patience);
+                            let reading = within(&*clock, by, read(&*store, by, &place));
+                            reading.await.unwrap_or_else(|_| unanswered())
+                        }
+                        Ok(Err(error)) => failed(error),
+                        Err(_) => unanswered(),
+                    }
+                }
+                Call::Read => {
+                    let reading = within(&*clock, by, read(&*store, by, &place));
+                    reading.await.unwrap_or_else(|_| unanswered())
+                }
                 Call::Write(attempt) => match within(&*clock, by, write(&*store, by, &place, &attempt)).await
                 {
                     Ok(answered) => answered,
@@ -824,6 +885,11 @@ fn resign_of(place: &Place, attempt: &Attempt, item: &Item) -> Option<ResignRequ
 
 fn foreign(error: &Error) -> Answered {
     Answered { answer: Answer::Foreign(error.chain().into()), error: None }
+}
+
+/// What a read without an answer in time comes to.
+const fn unanswered() -> Answered {
+    Answered { answer: Answer::Failed, error: None }
 }
 
 fn failed(error: Error) -> Answered {

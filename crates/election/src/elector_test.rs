@@ -356,40 +356,186 @@ fn bad_settings_are_refused_before_anything_is_read() {
     refused(Elector::builder(world.store.clone(), "", &world.env), "shard id is empty");
 }
 
-/// A store in which somebody claims the shard just before its FENCE row is read.
+#[tokio::test]
+async fn who_does_not_get_on_gives_way() {
+    let world = World::new();
+    let healthy = Arc::new(AtomicBool::new(true));
+    let check = healthy.clone();
+    let a = world.candidate("a").health(move || check.load(Ordering::Relaxed)).build().unwrap();
+    let b = world.candidate("b").build().unwrap();
+    a.start().await.unwrap();
+    world.pass(Duration::from_secs(1)).await;
+    b.start().await.unwrap();
+    world.pass(L).await;
+    assert!(a.is_leader());
+    healthy.store(false, Ordering::Relaxed);
+    world.pass(3 * L).await;
+    assert!(b.is_leader(), "the unhealthy one still leads: {:?}", a.term());
+}
+
+#[tokio::test]
+async fn resigning_after_the_task_ended_returns() {
+    let world = World::new();
+    let a = world.candidate("a").build().unwrap();
+    let leadership = world.until(a.lead()).await.unwrap();
+    world.until(a.stop()).await;
+    assert_eq!(world.until(leadership.resign(None)).await.unwrap_err().kind(), Kind::Unknown);
+}
+
+#[tokio::test]
+async fn resigning_from_a_term_that_was_lost_says_so() {
+    let world = World::new();
+    let (a, faults) = world.fragile("a");
+    let leadership = world.until(a.build().unwrap().lead()).await.unwrap();
+    faults.set_rates(FaultRates { failed: 1.0, ..FaultRates::default() }).unwrap();
+    world.until(leadership.lost()).await;
+    let error = world.until(leadership.resign(None)).await.unwrap_err();
+    assert!(error.kind() == Kind::Fenced && error.chain().contains("store_down"), "{error:?}");
+}
+
+#[tokio::test]
+async fn of_two_who_try_at_once_the_second_is_told_no() {
+    let world = World::new();
+    let a = world.candidate("a").build().unwrap();
+    let (first, second) = world.until(async { tokio::join!(a.try_lead(), a.try_lead()) }).await;
+    assert!(first.unwrap().is_some() && second.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_stop_ends_run_too() {
+    let world = World::new();
+    let a = world.candidate("a").build().unwrap();
+    let running = a.clone();
+    let running = tokio::spawn(async move { running.run(|_| pending::<()>()).await });
+    world.pass(Duration::from_secs(1)).await;
+    assert!(a.is_leader());
+    world.until(async { tokio::join!(a.stop(), a.stop()) }).await;
+    assert!(!a.is_leader());
+    assert_eq!(world.until(running).await.unwrap().unwrap_err().kind(), Kind::Unavailable);
+    assert!(!a.is_leader());
+}
+
+#[tokio::test]
+async fn who_leads_by_start_can_be_held() {
+    let world = World::new();
+    let a = world.candidate("a").build().unwrap();
+    a.start().await.unwrap();
+    world.pass(Duration::from_secs(1)).await;
+    let leadership = world.until(a.lead()).await.unwrap();
+    assert_eq!(leadership.fence().epoch(), Epoch(1));
+    drop(leadership);
+    world.pass(L).await;
+    assert_eq!(a.term().map(|term| term.fence().epoch()), Some(Epoch(2)), "stands again");
+}
+
+#[tokio::test]
+async fn what_must_be_mended_is_said_to_everyone_who_asks() {
+    let world = World::new();
+    world.put(Item::new().with("ownerId", "go").with("ttl", 5)).await;
+    let a = world.candidate("a").build().unwrap();
+    for _ in 0..2 {
+        assert_eq!(world.until(a.lead()).await.unwrap_err().kind(), Kind::Invalid);
+        assert_eq!(world.until(a.try_lead()).await.unwrap_err().kind(), Kind::Invalid);
+    }
+}
+
+/// A store that behaves oddly.
 #[derive(Debug)]
-struct Meddled {
+struct Odd {
     store: Arc<Memory>,
-    claim: Vec<Write>,
+    clock: Arc<dyn Clock>,
+    /// Somebody claims the shard just before its FENCE row is read.
+    meddling: Vec<Write>,
+    /// Transactions are lost on the way, and nobody knows.
+    unknown: bool,
+    describe_takes: Duration,
+    gets: AtomicU64,
+    claims: AtomicU64,
+}
+
+impl Odd {
+    fn new(world: &World) -> Self {
+        Self {
+            store: world.store.clone(),
+            clock: world.env.clock.clone(),
+            meddling: Vec::new(),
+            unknown: false,
+            describe_takes: Duration::ZERO,
+            gets: AtomicU64::new(0),
+            claims: AtomicU64::new(0),
+        }
+    }
 }
 
 #[async_trait::async_trait]
-impl Store for Meddled {
+impl Store for Odd {
     async fn get(&self, by: Monotonic, table: &str, key: &Key) -> Result<Option<Item>> {
-        if key.as_item().text("sk") == Some("FENCE") {
-            assert!(self.store.transact(by, &self.claim, "n").await?.is_applied());
+        self.gets.fetch_add(1, Ordering::Relaxed);
+        if self.clock.monotonic() >= by {
+            return Err(Error::unavailable("too late"));
+        }
+        if key.as_item().text("sk") == Some("FENCE") && !self.meddling.is_empty() {
+            assert!(self.store.transact(by, &self.meddling, "n").await?.is_applied());
         }
         self.store.get(by, table, key).await
     }
+    async fn describe_table(&self, by: Monotonic, table: &str) -> Result<Option<TableSpec>> {
+        self.clock.sleep(self.describe_takes).await;
+        self.store.describe_table(by, table).await
+    }
+    async fn transact(&self, by: Monotonic, writes: &[Write], nonce: &str) -> Result<Written> {
+        self.claims.fetch_add(1, Ordering::Relaxed);
+        if self.unknown {
+            return Err(Error::new(Kind::Unknown, "the server failed"));
+        }
+        self.store.transact(by, writes, nonce).await
+    }
+    async fn ensure_table(&self, by: Monotonic, spec: &TableSpec) -> Result<()> {
+        self.store.ensure_table(by, spec).await
+    }
+    async fn write(&self, by: Monotonic, write: &Write) -> Result<Written> {
+        self.store.write(by, write).await
+    }
+    async fn query(&self, by: Monotonic, table: &str, query: &Query) -> Result<Listing> {
+        self.store.query(by, table, query).await
+    }
+    async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
+        self.store.scan(by, table, page).await
+    }
+}
 
-    async fn ensure_table(&self, _: Monotonic, _: &TableSpec) -> Result<()> {
-        unreachable!("only read from")
-    }
-    async fn describe_table(&self, _: Monotonic, _: &str) -> Result<Option<TableSpec>> {
-        unreachable!("only read from")
-    }
-    async fn write(&self, _: Monotonic, _: &Write) -> Result<Written> {
-        unreachable!("only read from")
-    }
-    async fn transact(&self, _: Monotonic, _: &[Write], _: &str) -> Result<Written> {
-        unreachable!("only read from")
-    }
-    async fn query(&self, _: Monotonic, _: &str, _: &Query) -> Result<Listing> {
-        unreachable!("only read from")
-    }
-    async fn scan(&self, _: Monotonic, _: &str, _: &Page) -> Result<Listing> {
-        unreachable!("only read from")
-    }
+#[tokio::test]
+async fn claims_that_are_lost_are_not_sent_again_at_the_pace_of_the_errors() {
+    let world = World::new();
+    let odd = Arc::new(Odd { unknown: true, ..Odd::new(&world) });
+    let a = Elector::builder(odd.clone(), "orders", &world.env).build().unwrap();
+    a.start().await.unwrap();
+    world.pass(L).await;
+    let claims = odd.claims.load(Ordering::Relaxed);
+    assert!((2..=30).contains(&claims), "{claims} claims in a lease");
+}
+
+#[tokio::test]
+async fn a_table_that_is_slow_to_describe_is_waited_for() {
+    let world = World::new();
+    let describe_takes = 2 * L;
+    let odd = Arc::new(Odd { describe_takes, ..Odd::new(&world) });
+    let a = Elector::builder(odd, "orders", &world.env).build().unwrap();
+    assert!(world.until(a.lead()).await.unwrap().is_valid());
+}
+
+#[tokio::test]
+async fn nothing_is_read_for_nobody() {
+    let world = World::new();
+    let odd = Arc::new(Odd::new(&world));
+    let a = Elector::builder(odd.clone(), "orders", &world.env).build().unwrap();
+    let view = world.until(a.watch()).await.unwrap();
+    world.pass(L).await;
+    drop(view);
+    world.pass(L / 10).await;
+    let before = odd.gets.load(Ordering::Relaxed);
+    world.pass(L).await;
+    assert_eq!(odd.gets.load(Ordering::Relaxed), before);
 }
 
 #[tokio::test]
@@ -406,10 +552,11 @@ async fn a_claim_between_two_reads_does_not_show_as_an_absent_row() {
         owner: OwnerId::new("b").unwrap(),
         ttl: 15,
         lease: L,
+        skew: None,
         card: Arc::new(card),
     };
     let claim = place.writes(&Attempt::Acquire(Box::new(claim)));
-    let meddled = Meddled { store: world.store.clone(), claim };
-    let rows = read_rows(&meddled, Monotonic::NEVER, &place).await.unwrap();
+    let odd = Odd { meddling: claim, ..Odd::new(&world) };
+    let rows = read_rows(&odd, Monotonic::NEVER, &place).await.unwrap();
     assert_eq!(rows.lock.map(|lock| lock.owner), Some(OwnerId::new("b").unwrap()), "the claim is seen");
 }

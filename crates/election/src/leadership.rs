@@ -1,14 +1,15 @@
 //! What an elected leader holds.
 
 use std::fmt;
-use std::future::{Future, pending};
+use std::future::{Future, pending, poll_fn};
 use std::ops::Deref;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
-use tenure_backend::{Error, Result};
+use tenure_backend::{Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -51,7 +52,10 @@ impl Term {
     }
 
     pub(crate) fn renewed(&self, deadline: Monotonic) {
-        self.shared.deadline.store(deadline.as_nanos(), Ordering::Release);
+        // Never from 0: what is over stays over.
+        let _ = self.shared.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, |current| {
+            (current != 0).then_some(deadline.as_nanos())
+        });
     }
 
     pub(crate) fn failing(&self, reason: Option<&LossReason>) {
@@ -119,7 +123,8 @@ impl Term {
             tokio::select! {
                 biased;
                 changed = lost.changed() => if changed.is_err() { return LossReason::Expired },
-                () = self.shared.clock.sleep_until(deadline) => {
+                // Once it is over, the reason follows.
+                () = self.shared.clock.sleep_until(deadline), if deadline.as_nanos() != 0 => {
                     // Renewed meanwhile, or over without anybody having said so.
                     if self.deadline() <= deadline && lost.borrow().is_none() {
                         return self.lock_failing().clone().unwrap_or(LossReason::Expired);
@@ -137,12 +142,19 @@ impl Term {
     /// # Cancel safety
     /// As `work`.
     pub async fn guard<F: Future>(&self, work: F) -> Result<F::Output, LossReason> {
-        let mut work = pin!(work);
-        tokio::select! {
-            biased;
-            reason = self.lost() => Err(reason),
-            output = &mut work => Ok(output),
-        }
+        let (mut work, mut lost) = (pin!(work), pin!(self.lost()));
+        poll_fn(|cx| {
+            if let Poll::Ready(reason) = lost.as_mut().poll(cx) {
+                return Poll::Ready(Err(reason));
+            }
+            // After the machine was suspended the clock knows at once, and a timer only a little later.
+            if !self.is_valid() {
+                let reason = self.shared.lost.borrow().clone().or_else(|| self.lock_failing().clone());
+                return Poll::Ready(Err(reason.unwrap_or(LossReason::Expired)));
+            }
+            work.as_mut().poll(cx).map(Ok)
+        })
+        .await
     }
 
     /// Waits until an operator asks for a handover (`tenure resign`), and says to whom. End the work,
@@ -198,23 +210,29 @@ impl Leadership {
     ///
     /// # Errors
     /// `Unknown` if the release could not be confirmed: the shard is free when the lease has run out.
+    /// `Fenced` if the term was over already.
     ///
     /// # Cancel safety
     /// Once polled, the release happens even if this is dropped.
     pub async fn resign(self, to: Option<&str>) -> Result<()> {
         let (done, released) = oneshot::channel();
         let command = Command::Resign { epoch: self.fence().epoch(), to: to.map(Arc::from), done };
-        let asked = self.commands.send(command).await;
-        match (asked, released.await) {
-            (Ok(()), Ok(true)) => Ok(()),
-            _ => Err(Error::new(
-                tenure_backend::Kind::Unknown,
-                format!(
-                    "resign from shard `{}`: not confirmed, it is free when the lease has run out",
-                    self.fence().shard()
-                ),
-            )),
+        let (shard, epoch) = (self.fence().shard(), self.fence().epoch());
+        // A command that cannot be sent comes back with `done`, and would be waited for for ever.
+        let asked = self.commands.send(command).await.is_ok();
+        if asked && released.await == Ok(true) {
+            return Ok(());
         }
+        Err(match &*self.shared.lost.borrow() {
+            Some(reason) if *reason != LossReason::Resigned => Error::new(
+                Kind::Fenced,
+                format!("resign from shard `{shard}`: epoch {epoch} was over already, {}", reason.name()),
+            ),
+            _ => Error::new(
+                Kind::Unknown,
+                format!("resign from shard `{shard}`: not confirmed, it is free when the lease has run out"),
+            ),
+        })
     }
 }
 

@@ -98,6 +98,8 @@ pub struct FenceMark {
     pub epoch: Epoch,
     /// The lease of the leader of that epoch: how long an absent LOCK row must be watched.
     pub lease: Option<Duration>,
+    /// The skew bound that this leader took off its own time, if it had one.
+    pub skew: Option<Duration>,
 }
 
 /// What a read showed.
@@ -137,6 +139,8 @@ pub struct Acquire {
     pub ttl: i64,
     /// For how long it is meant.
     pub lease: Duration,
+    /// The skew bound that the leader takes off its own time.
+    pub skew: Option<Duration>,
     /// What the leader tells the world.
     pub card: Arc<Card>,
 }
@@ -160,7 +164,7 @@ impl Acquire {
     /// The FENCE row to be.
     #[must_use]
     pub const fn fence(&self) -> FenceMark {
-        FenceMark { epoch: self.epoch, lease: Some(self.lease) }
+        FenceMark { epoch: self.epoch, lease: Some(self.lease), skew: self.skew }
     }
 }
 

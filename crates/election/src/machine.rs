@@ -25,7 +25,7 @@
 //! - E-8 A row is mine by its nonce, not by its owner id: another process may have been given the same id.
 //! - E-9 A stop waits for a claim in flight, and releases what it won.
 //! - E-10 A term that is over stays over.
-//! - E-11 Without health there is no renewal.
+//! - E-11 Without health there is no renewal, and no claim.
 //! - E-12 A renewal computes its `ttl` anew.
 //! - E-13 An absent row under the epoch that I won last is mine to claim at once: nobody was elected since.
 //!   So a leader whose slow wall clock made a sweep take its row leads again after a round trip.
@@ -335,6 +335,8 @@ struct Leave {
 struct Seen {
     rows: Rows,
     since: Monotonic,
+    /// Two reads in a row showed it.
+    confirmed: bool,
 }
 
 impl Machine {
@@ -469,6 +471,10 @@ impl Machine {
         effects.push(Effect::Tell(News::Lost(reason)));
     }
 
+    const fn stands(&self) -> bool {
+        matches!(self.standing, Standing::Campaigning | Standing::Once)
+    }
+
     fn stand(&mut self, standing: Standing) {
         if self.stop_by.is_none() {
             self.standing = standing;
@@ -518,6 +524,9 @@ impl Machine {
                 self.state = State::Following;
                 if self.lock().is_some_and(|lock| lock.rvn == Some(claim.acquire.rvn)) {
                     self.won(now, &claim, effects);
+                } else {
+                    // It may still land, or the next be lost as well: not at the pace of a store's errors.
+                    self.next_claim = soon;
                 }
             }
             return;
@@ -557,7 +566,11 @@ impl Machine {
                 self.highest = self.highest.max(mark.map_or(Epoch(0), |mark| mark.epoch));
                 if claim.acquire.over.is_none() {
                     // Somebody led meanwhile, and the row vanished again: that absence is news (E-7).
-                    self.seen = Some(Seen { rows: Rows { lock: None, fence: mark }, since: now.monotonic });
+                    self.seen = Some(Seen {
+                        rows: Rows { lock: None, fence: mark },
+                        since: now.monotonic,
+                        confirmed: false,
+                    });
                 }
                 self.fence_lessons += 1;
                 if self.fence_lessons > FENCE_LESSONS_MAX {
@@ -665,7 +678,7 @@ impl Machine {
         match &rows.lock {
             // The FENCE row says the same, unless somebody meddled: then the claim will be told.
             Some(Lock { epoch: Some(epoch), lease, .. }) => {
-                self.fence = Some(FenceMark { epoch: *epoch, lease: *lease });
+                self.fence = Some(FenceMark { epoch: *epoch, lease: *lease, skew: None });
             }
             Some(_) => {}
             None => self.fence = rows.fence,
@@ -684,17 +697,19 @@ impl Machine {
             if stranger(&rows) && before.is_some_and(|seen| stranger(&seen.rows)) {
                 effects.push(Effect::Tell(News::Trouble(Trouble::SameOwner)));
             }
-            let go = rows.lock.as_ref().is_some_and(|lock| lock.lease.is_none() && !lock.is_released());
-            if go && !self.timing.go_peers {
-                effects.push(Effect::Tell(News::Trouble(Trouble::GoRow)));
-            }
         }
+        let go = rows.lock.as_ref().is_some_and(|lock| lock.lease.is_none() && !lock.is_released());
+        if go && !self.timing.go_peers && (self.stands() || !unchanged) {
+            effects.push(Effect::Tell(News::Trouble(Trouble::GoRow)));
+        }
+        // Two reads cannot tell an absent row from one whose claim is being committed, row by row, in
+        // between. So an absence counts from the second look that shows it.
         let since = match before {
-            Some(seen) if unchanged => seen.since,
+            Some(seen) if unchanged && (seen.confirmed || rows.lock.is_some()) => seen.since,
             _ if planted::is("stale_from_send") => self.asked_at,
             _ => now.monotonic,
         };
-        self.seen = Some(Seen { rows, since });
+        self.seen = Some(Seen { rows, since, confirmed: unchanged });
     }
 
     /// My last write is what the row says now.
@@ -713,8 +728,8 @@ impl Machine {
     }
 
     fn is_mine(&self, lock: &Lock) -> bool {
-        lock.rvn.is_some_and(|rvn| self.mine.contains(&rvn))
-            || (planted::is("own_row_by_owner_id") && lock.owner == self.me.owner)
+        lock.owner == self.me.owner
+            && (lock.rvn.is_some_and(|rvn| self.mine.contains(&rvn)) || planted::is("own_row_by_owner_id"))
     }
 
     fn heard(&mut self, request: ResignRequest, effects: &mut Vec<Effect>) {
@@ -739,7 +754,7 @@ impl Machine {
         self.fence_lessons = 0;
         self.won = Some(epoch);
         self.highest = self.highest.max(epoch);
-        self.seen = Some(Seen { rows, since: now.monotonic });
+        self.seen = Some(Seen { rows, since: now.monotonic, confirmed: false });
         if self.stop_by.is_some() {
             // E-9
             return self.leave(now, epoch, rvn, None, None);
@@ -842,8 +857,12 @@ impl Machine {
 
     fn follow(&mut self, now: Now, effects: &mut Vec<Effect>) {
         self.claimable_at = Monotonic::NEVER;
-        if matches!(self.standing, Standing::Campaigning | Standing::Once) {
+        if self.stands() {
             self.claimable_at = self.claimable_at(now).max(self.next_claim);
+            if !now.healthy && !planted::is("unhealthy_claims") {
+                // E-11: asked again soon. Who does not get on must not take the shard back from itself.
+                self.claimable_at = self.claimable_at.max(now.monotonic + self.timing.renew / 8);
+            }
             if now.monotonic >= self.claimable_at {
                 return self.claim(now, effects);
             }
@@ -867,12 +886,14 @@ impl Machine {
         };
         let Some(lock) = &seen.rows.lock else {
             return match seen.rows.fence {
-                // Swept away when its `ttl` was past, which is to be believed within the bound; or deleted
-                // by a Go process, to release it.
-                Some(_) if self.timing.skew.is_some() || planted::is("absent_is_free") => at_once,
+                // Swept away when its `ttl` was past, or deleted by a Go process to release it: to be
+                // believed within the bound, if the last leader took the bound off its own time.
+                Some(mark) if self.timing.skew.is_some() && mark.skew >= self.timing.skew => at_once,
+                Some(_) if planted::is("absent_is_free") => at_once,
                 Some(mark) if self.won == Some(mark.epoch) => at_once, // E-13
                 Some(_) if self.won.is_some() && planted::is("old_win_counts") => at_once,
-                Some(mark) => stale(mark.lease), // E-7
+                Some(mark) if seen.confirmed => stale(mark.lease), // E-7
+                Some(_) => Monotonic::NEVER,
                 None => at_once,
             };
         };
@@ -921,6 +942,7 @@ impl Machine {
             owner: self.me.owner.clone(),
             ttl: ttl_from(now.wall, self.timing.lease),
             lease: self.timing.lease,
+            skew: self.timing.skew,
             card: Arc::new(card),
         });
         self.state =

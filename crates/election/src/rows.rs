@@ -3,7 +3,7 @@
 //! | `pk` | `sk` | attributes |
 //! |---|---|---|
 //! | `SHARD#<shard>` | `LOCK` | `ownerId` S, `ttl` N (epoch seconds), as the Go library writes them; `rvn` S, `leaseMs` N, `epoch` N, `leader` M, and while they mean something `reservedFor` S and `resign` M |
-//! | `SHARD#<shard>` | `FENCE` | `epoch` N, `leaseMs` N; no `ttl` |
+//! | `SHARD#<shard>` | `FENCE` | `epoch` N, `leaseMs` N, with a skew bound `skewMs` N; no `ttl` |
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,9 +16,12 @@ use tenure_store::{Condition, Item, Key, KeyAttribute, Refusal, TableSpec, Updat
 
 use crate::identity::{Epoch, Nonce, OwnerId, ShardId};
 use crate::lock::{Acquire, Attempt, Card, FenceMark, Lock, Release, Renew, ResignRequest, Version};
+use crate::settings::LEASE_MAX;
 
 /// Begins the hash key of every row of an election.
 const SHARD_PREFIX: &str = "SHARD#";
+/// An epoch beyond it was not counted up to, and the next could not be stored.
+const EPOCH_MAX: u64 = i64::MAX.unsigned_abs() / 2;
 
 /// The table of an election: `pk`, `sk`, `ttl`.
 #[must_use]
@@ -71,10 +74,14 @@ impl Place {
             return vec![put];
         }
         let mark = acquire.fence();
+        let change = Update::new().set("epoch", mark.epoch.0).set("leaseMs", millis(acquire.lease));
         let fence = Write::Update {
             table: self.table.clone(),
             key: self.fence_key(),
-            change: Update::new().set("epoch", mark.epoch.0).set("leaseMs", millis(acquire.lease)),
+            change: match mark.skew {
+                Some(skew) => change.set("skewMs", millis(skew)),
+                None => change.remove("skewMs"),
+            },
             when: match acquire.fence_was {
                 Some(epoch) => Condition::eq("epoch", epoch.0),
                 None => Condition::absent("pk"),
@@ -247,7 +254,7 @@ fn lock_of(item: &Item) -> Result<Lock, Problem> {
 
 fn fence_of(item: &Item) -> Result<FenceMark, Problem> {
     let epoch = epoch(item)?.ok_or("has no `epoch`")?;
-    Ok(FenceMark { epoch, lease: lease(item)? })
+    Ok(FenceMark { epoch, lease: lease(item)?, skew: whole(item, "skewMs")?.map(Duration::from_millis) })
 }
 
 fn resign_of(map: &BTreeMap<String, Value>) -> Result<ResignRequest, Problem> {
@@ -270,11 +277,20 @@ fn card_of(map: &BTreeMap<String, Value>) -> Result<Card, Problem> {
 }
 
 fn epoch(item: &Item) -> Result<Option<Epoch>, Problem> {
-    whole(item, "epoch").map(|epoch| epoch.map(Epoch))
+    match whole(item, "epoch")? {
+        Some(epoch) if epoch > EPOCH_MAX => Err(format!("has `epoch` {epoch}, above {EPOCH_MAX}")),
+        epoch => Ok(epoch.map(Epoch)),
+    }
 }
 
 fn lease(item: &Item) -> Result<Option<Duration>, Problem> {
-    whole(item, "leaseMs").map(|millis| millis.map(Duration::from_millis))
+    let lease = whole(item, "leaseMs")?.map(Duration::from_millis);
+    match lease {
+        Some(lease) if lease.is_zero() || lease > LEASE_MAX => {
+            Err(format!("has `leaseMs` {}, not from 1 to {}", lease.as_millis(), LEASE_MAX.as_millis()))
+        }
+        lease => Ok(lease),
+    }
 }
 
 fn nonce(text: &str) -> Result<Nonce, Problem> {

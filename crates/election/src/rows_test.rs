@@ -153,6 +153,9 @@ fn a_missing_or_mistyped_attribute_is_named_and_the_row_left_alone() {
     corrupt(lock("leaseMs", None), "some of `rvn`, `leaseMs` and `epoch`, but not all");
     corrupt(lock("leaseMs", Some("x".into())), "`leaseMs` of type S, not N");
     corrupt(lock("leaseMs", Some((-1).into())), "`leaseMs` -1, below zero");
+    corrupt(lock("leaseMs", Some(0.into())), "`leaseMs` 0, not from 1 to 86400000");
+    corrupt(lock("leaseMs", Some(i64::MAX.into())), "not from 1 to 86400000");
+    corrupt(lock("epoch", Some(i64::MAX.into())), "above 4611686018427387903");
     corrupt(lock("epoch", None), "some of `rvn`, `leaseMs` and `epoch`, but not all");
     corrupt(lock("epoch", Some(Value::Null)), "`epoch` of type NULL, not N");
     corrupt(lock("epoch", Some((-1).into())), "`epoch` -1, below zero");
@@ -272,10 +275,12 @@ fn any_op() -> impl Strategy<Value = Op> {
     let versions = (owners(), ttls(), option::of(nonces()));
     let acquire = (option::of(versions), option::of(epochs()), nonces(), epochs(), owners(), ttls())
         .prop_map(|(over, fence_was, rvn, epoch, owner, ttl)| {
+            // One in two, by what was drawn anyway.
+            let skew = (rvn.0 % 2 == 0).then_some(Duration::from_secs(2));
             let over = over.map(|(owner, ttl, rvn)| Version { owner, ttl, rvn });
             let card = Card { name: "n".into(), since: WallTime::from_millis(5), about: Arc::default() };
             let (lease, card) = (Duration::from_secs(15), Arc::new(card));
-            Attempt::Acquire(Box::new(Acquire { over, fence_was, rvn, epoch, owner, ttl, lease, card }))
+            Attempt::Acquire(Box::new(Acquire { over, fence_was, rvn, epoch, owner, ttl, lease, skew, card }))
         });
     let renew =
         (owners(), epochs(), nonces(), nonces(), ttls()).prop_map(|(owner, epoch, current, fresh, ttl)| {
@@ -305,7 +310,7 @@ fn any_claim() -> impl Strategy<Value = Acquire> {
         since: WallTime::from_millis(since),
         about: Arc::new(about),
     });
-    (any::<u128>(), 0..u64::MAX / 2, "[a-z#ü]{1,20}", any::<i64>(), 0..u64::MAX / 2, card).prop_map(
+    (any::<u128>(), 0..u64::MAX / 4, "[a-z#ü]{1,20}", any::<i64>(), 1..86_400_000u64, card).prop_map(
         |(rvn, epoch, owner_id, ttl, lease, card)| Acquire {
             over: None,
             fence_was: None,
@@ -314,6 +319,7 @@ fn any_claim() -> impl Strategy<Value = Acquire> {
             owner: owner(&owner_id),
             ttl,
             lease: Duration::from_millis(lease),
+            skew: Some(Duration::from_millis(lease / 10)),
             card: Arc::new(card),
         },
     )
@@ -344,6 +350,7 @@ fn claim() -> Attempt {
         owner: owner("host-1-4711"),
         ttl: 1_763_553_915,
         lease: Duration::from_secs(15),
+        skew: None,
         card: Arc::new(Card { name: "host-1".into(), since, about: Arc::new(about) }),
     }))
 }

@@ -11,7 +11,7 @@ const LEASE_MIN_WITH_GO_PEERS: Duration = Duration::from_secs(3);
 /// Shorter leases leave no room for a round trip and its margins.
 const LEASE_MIN: Duration = Duration::from_millis(100);
 /// Longer leases are a mistake of units: a crash would leave the shard unled for as long.
-const LEASE_MAX: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const LEASE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Ten percent: beyond it a clock is broken rather than imprecise.
 const RATE_ERROR_PPM_MAX: u32 = 100_000;
 /// A follower reads a local store at least this often.
@@ -41,8 +41,10 @@ pub enum OnRenewalError {
     RetryUntilDeadline,
 }
 
-/// The settings of one election. All who stand for a shard should agree on them, but need not: each
-/// row says for how long it was meant.
+/// The settings of one election. All who stand for a shard should agree on them. Those who disagree are
+/// safe from one another, because each row says for how long it was meant and how far its leader trusts
+/// wall clocks; but `rate_error_ppm` and a skew bound are claims about all clocks, and `go_peers` about
+/// all processes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The table: `pk` and `sk` texts, `ttl` its time to live. `tenure_coordination` by default.

@@ -70,6 +70,7 @@ impl SeedMachine {
             owner: self.me.owner.clone(),
             ttl: (now.wall + self.lease).as_seconds(),
             lease: self.lease,
+            skew: None,
             card: Arc::new(card),
         }))
     }
