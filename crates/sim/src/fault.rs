@@ -39,6 +39,8 @@ faults! {
     Unhealthy "unhealthy" "A node's health check fails.",
     WallStep "wall_step" "A wall clock jumps.",
     WallSkew "wall_skew" "A wall clock is off from the beginning.",
+    KeptOwner "kept_owner" "A node's processes have one owner id, given to each in turn.",
+    SharedOwner "shared_owner" "Two live processes have one owner id.",
     RateError "rate_error" "A monotonic clock runs fast or slow.",
     Throttled "throttled" "A call is turned away.",
     Failed "failed" "A call fails before it reaches the store.",

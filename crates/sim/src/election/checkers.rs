@@ -3,7 +3,10 @@
 //! The checkers see everything, as nobody in the world does: true time, every landing at the store, and
 //! when each row was written. They judge; they never act.
 
-use tenure_election::{Acquire, Attempt, Epoch, Nonce, OwnerId};
+use std::time::Duration;
+
+use tenure_clock::Monotonic;
+use tenure_election::{Acquire, Attempt, Epoch, Nonce};
 
 use super::plan::nanos;
 
@@ -26,13 +29,21 @@ pub enum Rule {
     ClaimHasCause,
     /// A renewal is sent only by a leader, a release only by one who gave up.
     WriteHasCause,
+    /// A term lasts no longer than its validity from when the write that it rests on was first sent.
+    DeadlineFromSend,
+    /// A term that is over stays over: its epoch is never led under again.
+    TermStaysOver,
+    /// No claim and no renewal is sent by a node that is unhealthy at that moment.
+    HealthGates,
+    /// A row that was released stays so until it is claimed: no write that comes late revives it.
+    ReleaseStays,
     /// Nobody spins: a schedule has a bounded number of events.
     Bounded,
 }
 
 impl Rule {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 13] = [
         Self::Ld1,
         Self::Ld2,
         Self::Ld3,
@@ -41,6 +52,10 @@ impl Rule {
         Self::StopJoins,
         Self::ClaimHasCause,
         Self::WriteHasCause,
+        Self::DeadlineFromSend,
+        Self::TermStaysOver,
+        Self::HealthGates,
+        Self::ReleaseStays,
         Self::Bounded,
     ];
 
@@ -56,6 +71,10 @@ impl Rule {
             Self::StopJoins => "stop_joins",
             Self::ClaimHasCause => "claim_has_cause",
             Self::WriteHasCause => "write_has_cause",
+            Self::DeadlineFromSend => "deadline_from_send",
+            Self::TermStaysOver => "term_stays_over",
+            Self::HealthGates => "health_gates",
+            Self::ReleaseStays => "release_stays",
             Self::Bounded => "bounded",
         }
     }
@@ -130,6 +149,25 @@ impl GuardHolds {
     }
 }
 
+/// A step shows another deadline; the last claim or renewal was first sent at `sent`. All by the node's
+/// own clock.
+pub fn deadline_from_send(deadline: Monotonic, sent: Monotonic, validity: Duration) -> Verdict {
+    if deadline > sent + validity {
+        let beyond = deadline.since(sent + validity);
+        return Err(format!("leads for {beyond:?} longer than since its last write was first sent"));
+    }
+    Ok(())
+}
+
+/// A step shows another deadline, for the term of `epoch`. The term before was of `last`, and ended at
+/// `until`.
+pub fn term_stays_over(now: u64, epoch: Epoch, last: Epoch, until: u64) -> Verdict {
+    if epoch == last && until <= now {
+        return Err(format!("leads again under epoch {epoch}, whose term was over"));
+    }
+    Ok(())
+}
+
 /// LD-4: exactly one leads.
 pub fn one_leader(now: u64, until: &[u64]) -> Verdict {
     match until.iter().filter(|until| **until > now).count() {
@@ -146,15 +184,21 @@ pub struct RowHistory {
     /// Of LOCK rows that were deleted: the epoch, when, and the lease.
     deleted: Vec<(Epoch, u64, u64)>,
     /// Whose claim began each epoch.
-    claimants: Vec<(Epoch, OwnerId)>,
+    claimants: Vec<(Epoch, Process)>,
+    released: bool,
 }
 
+/// One life of one node. An owner id does not tell processes apart: two may have been given the same.
+pub type Process = (u8, u32);
+
 impl RowHistory {
-    /// A write landed.
-    pub fn landed(&mut self, now: u64, attempt: &Attempt) {
+    /// A write of this process landed.
+    pub fn landed(&mut self, now: u64, by: Process, attempt: &Attempt) -> Verdict {
+        let was_released = self.released;
+        self.released = matches!(attempt, Attempt::Release(_));
         let (nonce, lease) = match attempt {
             Attempt::Acquire(acquire) => {
-                self.claimants.push((acquire.epoch, acquire.owner.clone()));
+                self.claimants.push((acquire.epoch, by));
                 (acquire.rvn, nanos(acquire.lease))
             }
             Attempt::Renew(renew) => (renew.fresh, self.lease()),
@@ -164,6 +208,10 @@ impl RowHistory {
         if self.written.last().is_none_or(|(last, ..)| *last != nonce) {
             self.written.push((nonce, now, lease));
         }
+        if was_released && matches!(attempt, Attempt::Renew(_)) {
+            return Err("a renewal revives a row that was released".to_owned());
+        }
+        Ok(())
     }
 
     /// The LOCK row of this epoch was deleted.
@@ -175,14 +223,19 @@ impl RowHistory {
         self.written.last().map_or(0, |(_, _, lease)| *lease)
     }
 
-    /// Whether a claim has a cause: `own` if the version that it replaces was written by its own
+    /// Whether a claim of this process has a cause: `own` if the version that it replaces was written by its own
     /// process, `expired` if a skew bound is set and the row's `ttl` is past on every clock within it, or the row
     /// was swept away.
-    pub fn claim_has_cause(&self, now: u64, acquire: &Acquire, own: bool, expired: bool) -> Verdict {
+    pub fn claim_has_cause(
+        &self,
+        now: u64,
+        by: Process,
+        acquire: &Acquire,
+        own: bool,
+        expired: bool,
+    ) -> Verdict {
         let Some(over) = &acquire.over else {
-            let mine = |(epoch, owner): &(Epoch, OwnerId)| {
-                Some(*epoch) == acquire.fence_was && *owner == acquire.owner
-            };
+            let mine = |claim: &(Epoch, Process)| (Some(claim.0), claim.1) == (acquire.fence_was, by);
             if expired || self.claimants.iter().rev().any(mine) {
                 return Ok(());
             }
@@ -216,6 +269,8 @@ pub fn name(node: usize) -> char {
 
 #[cfg(test)]
 mod tests {
+    use tenure_election::{OwnerId, Release, Renew};
+
     use super::*;
 
     #[test]
@@ -237,6 +292,43 @@ mod tests {
     fn a_guard_that_lets_an_old_term_in_is_noticed() {
         let mut guard = GuardHolds::default();
         assert!(guard.accepted(2).is_ok() && guard.accepted(2).is_ok() && guard.accepted(1).is_err());
+    }
+
+    #[test]
+    fn a_deadline_counts_from_the_first_send() {
+        let (sent, validity) = (Monotonic::from_nanos(5), Duration::from_nanos(10));
+        assert!(deadline_from_send(Monotonic::from_nanos(15), sent, validity).is_ok());
+        assert!(deadline_from_send(Monotonic::from_nanos(16), sent, validity).is_err());
+    }
+
+    #[test]
+    fn a_term_may_be_renewed_but_not_revived() {
+        assert!(term_stays_over(9, Epoch(1), Epoch(1), 10).is_ok(), "renewed in time");
+        assert!(term_stays_over(10, Epoch(1), Epoch(1), 10).is_err());
+        assert!(term_stays_over(10, Epoch(2), Epoch(1), 10).is_ok(), "another term");
+    }
+
+    #[test]
+    fn a_released_row_is_not_renewed() {
+        let owner = || OwnerId::new("a").unwrap();
+        let release = Attempt::Release(Release {
+            owner: owner(),
+            epoch: Epoch(1),
+            current: Nonce(1),
+            pending: None,
+            fresh: Nonce(2),
+            reserved_for: None,
+        });
+        let renewal = Attempt::Renew(Renew {
+            owner: owner(),
+            epoch: Epoch(1),
+            current: Nonce(1),
+            fresh: Nonce(3),
+            ttl: 9,
+        });
+        let mut history = RowHistory::default();
+        assert!(history.landed(1, (0, 0), &renewal).is_ok() && history.landed(2, (0, 0), &release).is_ok());
+        assert!(history.landed(3, (0, 0), &renewal).is_err());
     }
 
     #[test]

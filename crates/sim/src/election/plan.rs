@@ -10,6 +10,7 @@ use std::time::Duration;
 use tenure_clock::Entropy;
 use tenure_election::{OnRenewalError, Settings, Skew, Timing};
 
+use crate::draws::Draws;
 use crate::fault::Fault;
 
 /// How long every schedule is.
@@ -22,6 +23,12 @@ pub const COOL_DOWN_MAX: u64 = SECOND;
 pub const SECOND: u64 = 1_000_000_000;
 const MILLI: u64 = 1_000_000;
 const HOUR_MILLIS: u64 = 3_600_000;
+/// Time for a renewal in a calm world, with some to spare.
+const RENEWAL_MAX: Duration = Duration::from_secs(1);
+/// A ninth of the time between two renewals, at most.
+const BRISK_LATENCY_MAX: u64 = 110 * MILLI;
+/// The stream of draws for what sets a few schedules apart.
+const CHARACTER: u64 = 2001;
 
 /// A whole schedule.
 #[derive(Debug, Clone)]
@@ -42,6 +49,8 @@ pub struct Plan {
     pub end_at: u64,
     /// How long a leader waits between two guarded writes, at most.
     pub work_every_max: u64,
+    /// Who is given which owner id.
+    pub owners: Owners,
     /// Faults of single calls that were taken away again: the node and the number of its call.
     pub spared_calls: BTreeSet<(usize, u32)>,
 }
@@ -61,6 +70,17 @@ pub struct NodePlan {
     pub skew_millis: i64,
     /// When its first process starts.
     pub starts_at: u64,
+}
+
+/// Who is given which owner id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owners {
+    /// Every process one of its own.
+    Fresh,
+    /// Every node one, which its processes have in turn.
+    Kept,
+    /// The first two nodes the same, by mistake.
+    Shared,
 }
 
 /// What becomes of calls.
@@ -168,7 +188,11 @@ impl Plan {
     #[must_use]
     pub fn draw(seed: u64) -> Self {
         let entropy = Entropy::seeded(seed);
-        let settings = draw_settings(&entropy);
+        let character = Character::draw(seed);
+        let mut settings = draw_settings(&entropy);
+        if character.brisk {
+            settings.fill(brisk_settings(character.detail));
+        }
         let timings: Vec<Timing> =
             settings.iter().map(|one| one.timing(false).expect("the drawn settings are valid")).collect();
         let lease_max = nanos(timings.iter().map(|timing| timing.lease).max().unwrap_or_default());
@@ -188,16 +212,17 @@ impl Plan {
                 starts_at: entropy.below(2 * SECOND),
             })
             .collect::<Vec<_>>();
-        let incidents = draw_incidents(&entropy, &nodes, lease_max, heal_at);
+        let incidents = draw_incidents(&entropy, &nodes, character, lease_max, heal_at);
         Self {
             seed,
             key: entropy.u64(),
-            network: draw_network(&entropy, lease_max),
+            network: draw_network(&entropy, character, lease_max),
             nodes,
             incidents,
             heal_at,
             end_at,
             work_every_max: (2 + entropy.below(8)) * SECOND,
+            owners: character.owners,
             spared_calls: BTreeSet::new(),
         }
     }
@@ -233,6 +258,40 @@ fn spread(entropy: &Entropy, min: u64, max: u64) -> u64 {
     (from + entropy.below(from)).min(max)
 }
 
+/// What sets a few schedules apart. Drawn beside the rest, so that the others are as they always were.
+#[derive(Debug, Clone, Copy)]
+struct Character {
+    owners: Owners,
+    /// Short leases, renewals that are tried again, replies that get lost, leaders that are paused or
+    /// resign: where a retry, or a write that comes late, meets the end of a term.
+    brisk: bool,
+    detail: u64,
+}
+
+impl Character {
+    fn draw(seed: u64) -> Self {
+        let draws = Draws::new(seed, CHARACTER);
+        let mut draw = draws.at(0);
+        let owners = match draw.below(12) {
+            0 => Owners::Kept,
+            1 => Owners::Shared,
+            _ => Owners::Fresh,
+        };
+        Self { owners, brisk: draw.below(12) == 0, detail: draws.at(1).bits() }
+    }
+}
+
+/// Between three and six seconds, and quick retries.
+fn brisk_settings(detail: u64) -> Settings {
+    let lease = Duration::from_millis(3000 + detail % 3000);
+    Settings {
+        lease,
+        renew: lease / 3,
+        on_renewal_error: OnRenewalError::RetryUntilDeadline,
+        ..Settings::fast()
+    }
+}
+
 fn draw_settings(entropy: &Entropy) -> Vec<Settings> {
     let preset = |entropy: &Entropy| match entropy.below(10) {
         0..3 => Settings::stable(),
@@ -256,12 +315,21 @@ fn draw_settings(entropy: &Entropy) -> Vec<Settings> {
         false => Skew::Unbounded,
     };
     let rate_error_ppm = if one_in(entropy, 5) { 1000 } else { 10_000 };
-    (0..NODES)
+    let mut settings: Vec<Settings> = (0..NODES)
         .map(|_| {
             let own = if mixed { preset(entropy) } else { common.clone() };
             Settings { on_renewal_error, skew, rate_error_ppm, ..own }
         })
-        .collect()
+        .collect();
+    // The bound comes off a leader's own lease, which must outlast a renewal that takes a while.
+    let spare = |one: &Settings| (one.lease * 98 / 100).saturating_sub(one.renew + RENEWAL_MAX);
+    let spare = settings.iter().map(spare).min().unwrap_or_default();
+    for one in &mut settings {
+        if let Skew::Bounded(bound) = &mut one.skew {
+            *bound = spare.min(*bound);
+        }
+    }
+    settings
 }
 
 /// The extremes as often as all between: that is where a margin fails.
@@ -292,7 +360,7 @@ fn in_range(entropy: &Entropy, bound: i64) -> i64 {
     i64::try_from(entropy.below(2 * bound.unsigned_abs() + 1)).unwrap_or(0) - bound
 }
 
-fn draw_network(entropy: &Entropy, lease_max: u64) -> Network {
+fn draw_network(entropy: &Entropy, character: Character, lease_max: u64) -> Network {
     let latency_max = spread(entropy, 2 * MILLI, 200 * MILLI);
     let mut network = Network {
         latency_min: latency_max / 8,
@@ -316,6 +384,17 @@ fn draw_network(entropy: &Entropy, lease_max: u64) -> Network {
             *slot = rate;
         }
     }
+    if character.brisk {
+        // One call in sixteen comes late.
+        network.late = network.late.max(1 << 12);
+        if character.detail & (1 << 63) == 0 {
+            // One in four loses its reply.
+            network.reply_lost = network.reply_lost.max(1 << 14);
+        } else {
+            // A renewal is often under way when something happens.
+            (network.latency_min, network.latency_max) = (BRISK_LATENCY_MAX / 2, BRISK_LATENCY_MAX);
+        }
+    }
     network
 }
 
@@ -337,7 +416,13 @@ const INCIDENTS: [(Fault, u64); 14] = [
     (Fault::WallStep, 0),
 ];
 
-fn draw_incidents(entropy: &Entropy, nodes: &[NodePlan], lease_max: u64, heal_at: u64) -> Vec<Incident> {
+fn draw_incidents(
+    entropy: &Entropy,
+    nodes: &[NodePlan],
+    character: Character,
+    lease_max: u64,
+    heal_at: u64,
+) -> Vec<Incident> {
     let mut incidents = Vec::new();
     for (fault, leases) in INCIDENTS {
         // A row is deleted by hand seldom; a crash is what failover is measured by.
@@ -347,7 +432,12 @@ fn draw_incidents(entropy: &Entropy, nodes: &[NodePlan], lease_max: u64, heal_at
             Fault::Deleted => one_in(entropy, 6) && nodes.iter().all(|node| node.timing.skew.is_none()),
             _ => one_in(entropy, 3),
         };
-        let every = spread(entropy, 15 * SECOND, 300 * SECOND);
+        let mut every = spread(entropy, 15 * SECOND, 300 * SECOND);
+        let brisk = character.brisk && matches!(fault, Fault::Pause | Fault::Partition | Fault::Resign);
+        let on = on || brisk;
+        if brisk {
+            every = every.min(20 * SECOND);
+        }
         if !on {
             continue;
         }

@@ -5,7 +5,7 @@
 
 use super::checkers::Rule;
 use super::outcome::Outcome;
-use super::plan::{CALL_FAULTS, Plan};
+use super::plan::{CALL_FAULTS, Owners, Plan};
 use super::{Rules, Watch, run};
 
 /// Most runs that one search makes: a few seconds.
@@ -104,6 +104,7 @@ impl Search {
         self.attempt(|plan| {
             (plan.network.latency_min, plan.network.latency_max) = (PLAIN_LATENCY, PLAIN_LATENCY);
         });
+        self.attempt(|plan| plan.owners = Owners::Fresh);
         for node in 0..self.plan.nodes.len() {
             self.attempt(|plan| plan.nodes[node].present = false);
             self.attempt(|plan| plan.nodes[node].rate_ppm = 0);

@@ -24,10 +24,11 @@ use self::calls::Flight;
 use super::Watch;
 use super::candidate::Candidate;
 use super::checkers::{
-    EpochsRise, GuardHolds, RowHistory, Rule, Verdict, Violation, at_most_one_leader, name, one_leader,
+    EpochsRise, GuardHolds, RowHistory, Rule, Verdict, Violation, at_most_one_leader, deadline_from_send,
+    name, one_leader, term_stays_over,
 };
 use super::outcome::Outcome;
-use super::plan::{COOL_DOWN_MAX, NODES, Plan, nanos};
+use super::plan::{COOL_DOWN_MAX, NODES, Owners, Plan, nanos};
 use super::table::{Table, place};
 use crate::calendar::Calendar;
 use crate::draws::{Draw, Draws};
@@ -41,6 +42,9 @@ const EVENTS_MAX: u64 = 1_000_000;
 const TIMER_LATE_MAX: u64 = 2_000_000;
 /// How long a process thinks between looking whether it leads and sending a guarded write.
 const THINKING_MAX: u64 = 100_000_000;
+/// A nonce of this world says who made it: the node above this bit, and below it the number of its step.
+const NODE_SHIFT: u32 = 112;
+const STEP_MAX: u64 = (1 << (NODE_SHIFT - 64)) - 1;
 /// A successor whom nobody knows.
 const NOBODY: u8 = 9;
 
@@ -122,15 +126,18 @@ struct Node<C> {
     about: Arc<BTreeMap<String, String>>,
     /// The process, if one runs.
     machine: Option<C>,
-    owner: Option<OwnerId>,
     /// Counts processes.
     life: u32,
     steps: u64,
+    /// How many steps there were before this process.
+    born: u64,
     calls: u32,
     call: Option<CallId>,
     /// The timer that is set, and its number: others in the calendar are void.
     wake: u64,
     turn: u32,
+    /// The last write, and when it was first sent.
+    sent: (Nonce, Monotonic),
     /// The deadline for which `World::until` was worked out.
     deadline: Option<Monotonic>,
     epoch: Epoch,
@@ -151,6 +158,14 @@ struct Node<C> {
     waiting: Vec<Happening>,
     draws: Draws,
     call_draws: Draws,
+}
+
+impl<C> Node<C> {
+    /// Whether the process that runs now made this nonce, as node number `index`.
+    fn wrote(&self, index: usize, nonce: Nonce) -> bool {
+        let step = (nonce.0 >> 64) as u64 & STEP_MAX;
+        nonce.0 >> NODE_SHIFT == index as u128 + 1 && step > self.born
+    }
 }
 
 /// A leader crashed, and the others should notice.
@@ -205,16 +220,17 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let nodes = plan.nodes.iter().enumerate().map(|(index, node)| Node {
             timing: node.timing,
             clock: NodeClock::new(node.clock_origin, node.rate_ppm, node.skew_millis),
-            name: name(index).to_string().into(),
+            name: node_name(plan, index),
             about: Arc::clone(&about),
             machine: None,
-            owner: None,
             life: 0,
             steps: 0,
+            born: 0,
             calls: 0,
             call: None,
             wake: u64::MAX,
             turn: 0,
+            sent: (Nonce(0), Monotonic::default()),
             deadline: None,
             epoch: Epoch(0),
             term: 0,
@@ -288,6 +304,14 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
                     node.rate_ppm
                 ),
             );
+        }
+        match self.plan.owners {
+            Owners::Fresh => {}
+            Owners::Kept => self.trace.tell(0, format_args!("each node keeps its owner id")),
+            Owners::Shared => {
+                self.outcome.faults.count(Fault::SharedOwner);
+                self.trace.tell(0, format_args!("a and b have one owner id"));
+            }
         }
         for (index, incident) in self.plan.incidents.iter().enumerate() {
             self.enter(incident.at, Happening::Begin { incident: wide(index) });
@@ -451,12 +475,18 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         if node.life != life || node.machine.is_some() {
             return;
         }
-        let mut owner = self.plan.key ^ u64::from(life) ^ ((index as u64) << 32);
-        owner = Draws::new(owner, 7).at(0).bits();
-        let owner = OwnerId::new(format!("{}-{owner:016x}", node.name)).expect("a name and digits");
-        let me = Me { owner: owner.clone(), name: node.name.clone(), about: node.about.clone() };
+        let owner = match self.plan.owners {
+            Owners::Fresh => format!("{}-{:016x}", node.name, owner_digits(self.plan, index, life)),
+            // The id that was given is the name, too.
+            Owners::Kept | Owners::Shared => node.name.to_string(),
+        };
+        let owner = OwnerId::new(owner).expect("a name and digits");
+        let me = Me { owner, name: node.name.clone(), about: node.about.clone() };
         node.machine = Some(C::new(me, node.timing));
-        node.owner = Some(owner);
+        node.born = node.steps;
+        if life > 0 && self.plan.owners == Owners::Kept {
+            self.outcome.faults.count(Fault::KeptOwner);
+        }
         (node.stopping, node.told_to_stop, node.gave_up, node.standing) = (false, false, false, true);
         self.trace.tell(self.now, format_args!("{} starts", name(index)));
         self.step(index, Event::Campaign);
@@ -492,7 +522,9 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let monotonic = node.clock.monotonic(self.now);
         // Unique by its upper half, random in its lower.
         let nonce = Nonce(
-            (u128::from(index as u64 + 1) << 112) | (u128::from(node.steps) << 64) | u128::from(draw.bits()),
+            (u128::from(index as u64 + 1) << NODE_SHIFT)
+                | (u128::from(node.steps) << 64)
+                | u128::from(draw.bits()),
         );
         let now = Now { monotonic, wall: node.clock.wall(self.now), nonce, healthy: node.unhealthy == 0 };
         let effects = machine.step(now, event);
@@ -544,6 +576,14 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         if node.deadline == Some(deadline) && node.epoch == epoch {
             return;
         }
+        if C::FENCED {
+            let from_send = deadline_from_send(deadline, node.sent.1, node.timing.validity);
+            let stays_over = term_stays_over(self.now, epoch, node.epoch, self.until[index]);
+            let who = |what| format!("{} {what}", name(index));
+            self.check(Rule::DeadlineFromSend, from_send.map_err(who));
+            self.check(Rule::TermStaysOver, stays_over.map_err(who));
+        }
+        let node = &mut self.nodes[index];
         (node.deadline, node.epoch) = (Some(deadline), epoch);
         let until = node.clock.moment(deadline);
         self.set_until(index, until);
@@ -702,6 +742,21 @@ const fn event_code(event: &Event) -> u64 {
         Event::Resign { .. } => 12,
         Event::Stop => 13,
     }
+}
+
+/// What a node is called by the others; its owner id, where that was given.
+fn node_name(plan: &Plan, index: usize) -> Arc<str> {
+    match plan.owners {
+        Owners::Fresh => name(index).to_string().into(),
+        Owners::Shared if index < 2 => format!("ab-{:016x}", owner_digits(plan, 0, 0)).into(),
+        Owners::Kept | Owners::Shared => {
+            format!("{}-{:016x}", name(index), owner_digits(plan, index, 0)).into()
+        }
+    }
+}
+
+const fn owner_digits(plan: &Plan, index: usize, life: u32) -> u64 {
+    Draws::new(plan.key ^ life as u64 ^ ((index as u64) << 32), 7).at(0).bits()
 }
 
 /// There are three nodes.

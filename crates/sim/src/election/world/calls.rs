@@ -257,7 +257,9 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
         self.trace.mix(attempt.nonce().0 as u64 ^ u64::from(applied));
         self.trace.tell(self.now, format_args!("  store {} {}", Brief(&attempt), Told(&answer)));
         if applied && C::FENCED {
-            self.history.landed(self.now, &attempt);
+            let Flight { node, life, .. } = *self.flight(flight);
+            let verdict = self.history.landed(self.now, (node, life), &attempt);
+            self.check(Rule::ReleaseStays, verdict);
             if let Attempt::Acquire(acquire) = &attempt {
                 let verdict = self.epochs.landed(acquire.epoch);
                 self.check(Rule::Ld2, verdict);
@@ -319,13 +321,22 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
         if !C::FENCED {
             return;
         }
+        let node = &mut self.nodes[index];
+        if node.sent.0 != attempt.nonce() {
+            node.sent = (attempt.nonce(), node.clock.monotonic(self.now));
+        }
         let node = &self.nodes[index];
         let leads = self.until[index] > self.now;
-        let who = name(index);
+        let (who, process) = (name(index), (narrow(index), node.life));
+        let (verb, healthy) = match attempt {
+            Attempt::Acquire(_) => ("claims", node.unhealthy == 0),
+            Attempt::Renew(_) => ("renews", node.unhealthy == 0),
+            Attempt::Release(_) => ("releases", true),
+        };
         match attempt {
             Attempt::Acquire(acquire) => {
                 let over = acquire.over.as_ref();
-                let own = over.is_some_and(|over| Some(&over.owner) == node.owner.as_ref());
+                let own = over.and_then(|over| over.rvn).is_some_and(|rvn| node.wrote(index, rvn));
                 let expired = node.timing.skew.is_some_and(|bound| {
                     let bound_millis = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
                     let past =
@@ -333,7 +344,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
                     // An absent row was swept, because it was past.
                     over.is_none_or(|over| past(over.ttl))
                 });
-                let verdict = self.history.claim_has_cause(self.now, acquire, own, expired);
+                let verdict = self.history.claim_has_cause(self.now, process, acquire, own, expired);
                 self.check(Rule::ClaimHasCause, verdict.map_err(|what| format!("{who} {what}")));
                 if leads {
                     self.check(Rule::WriteHasCause, Err(format!("{who} claims what it leads")));
@@ -349,6 +360,9 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
                     self.check(Rule::WriteHasCause, Err(format!("{who} releases what it did not give up")));
                 }
             }
+        }
+        if !healthy {
+            self.check(Rule::HealthGates, Err(format!("{who} {verb} and is unhealthy")));
         }
     }
 
