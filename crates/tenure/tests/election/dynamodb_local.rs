@@ -18,8 +18,16 @@ fn store(endpoint: &str) -> String {
     format!("dynamodb:?region=eu-west-1&endpoint={endpoint}")
 }
 
+/// With the table made, and without a time to live: the emulator has threads for a handful of tables that
+/// have one, and then does nothing in the background any more, for whichever test.
+fn world_at(endpoint: &str) -> World {
+    let world = World::new(&store(endpoint));
+    world.create_table();
+    world
+}
+
 fn world() -> World {
-    World::new(&store(&endpoint()))
+    world_at(&endpoint())
 }
 
 #[test]
@@ -51,7 +59,7 @@ fn a_row_that_is_deleted_makes_no_second_leader() {
 fn a_store_that_goes_and_comes_back() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let proxy = runtime.block_on(FaultProxy::start(&endpoint(), Script::default())).unwrap();
-    let world = World::new(&store(&proxy.url()));
+    let world = world_at(&proxy.url());
     let down = || proxy.set_script(Script::parse(1, ["*=reset"]).unwrap());
     stories::a_store_that_goes_and_comes_back(&world, down, || proxy.set_script(Script::default()));
     drop(world);
