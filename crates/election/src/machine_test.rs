@@ -882,6 +882,24 @@ fn e13_a_leader_whose_row_was_swept_away_leads_again_at_once() {
 }
 
 #[test]
+fn e13_an_older_win_says_nothing_about_a_newer_absence() {
+    check(
+        "
+        0s     a campaigns     -> elected epoch=1
+        1s     a resigns       -> lost resigned, released
+        2s     b campaigns     -> elected epoch=2 until=16.7s
+        3s     b calls hang
+        3s     row reaped
+        3s     a campaigns
+        16.6s  b is leader
+        16.6s  a is no leader
+        16.7s                  -> b lost expired
+        20.3s                  -> a elected epoch=3
+        ",
+    );
+}
+
+#[test]
 fn e5_the_epoch_outlives_the_row() {
     check(
         "
