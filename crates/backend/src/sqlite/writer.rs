@@ -15,10 +15,11 @@ use crate::{Error, Kind, Result};
 /// Most writes in one commit. Bounds how long the file stays locked for other processes.
 const GROUP_MAX: usize = 512;
 
-/// How often the queue is looked at before the thread goes to sleep: about a tenth of a millisecond, longer
-/// than a task takes to be woken and to write again, and far too short to show as load. Counted, not timed:
+/// How often the queue is looked at before the thread goes to sleep: some tenths of a millisecond, longer
+/// than a task takes to be woken and to write again, and far too short to show as load. Between two looks
+/// the core is offered to others: the task that will write next may need it to wake up. Counted, not timed:
 /// a clock that stands still must not keep the thread awake.
-const LOOKS_MAX: usize = 4000;
+const LOOKS_MAX: usize = 1000;
 
 /// Whether a job was begun, or given up before that: the difference between `Unknown` and
 /// `Unavailable` for a caller whose time is over.
@@ -116,7 +117,7 @@ fn next(queue: &Receiver<WriteJob>) -> Result<WriteJob, RecvError> {
         match queue.try_recv() {
             Ok(job) => return Ok(job),
             Err(TryRecvError::Disconnected) => return Err(RecvError),
-            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            Err(TryRecvError::Empty) => std::thread::yield_now(),
         }
     }
     queue.recv()
