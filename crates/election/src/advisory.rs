@@ -40,7 +40,6 @@ use std::future::{Future, pending};
 use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Entropy, Monotonic, within};
@@ -57,14 +56,12 @@ pub use self::settings::AdvisorySettings;
 
 use self::fence_row::Raise;
 use self::machine::{Answer, Call, CallId, Effect, Event, Machine, News, Now};
+use crate::calls::prepare;
 use crate::fence::Fence;
 use crate::identity::{Epoch, Nonce, ShardId};
 use crate::leadership::Term;
 use crate::machine::LossReason;
-use crate::rows::{Place, table_spec};
-
-/// How long table set-up may take.
-const TABLE_TIMEOUT: Duration = Duration::from_secs(60);
+use crate::rows::Place;
 
 /// A candidate for one shard, by an advisory lock on one session.
 ///
@@ -125,7 +122,7 @@ impl AdvisoryElector {
     /// # Cancel safety
     /// Dropping it withdraws; a lock granted in that moment is given back.
     pub async fn lead(self) -> Result<AdvisoryLeadership> {
-        self.prepare().await?;
+        prepare(&*self.store, &*self.clock, &self.place.table).await?;
         let (elected, answer) = oneshot::channel();
         let span = info_span!("advisory_election", shard = %self.place.shard, key = %self.key);
         let task = Task {
@@ -142,16 +139,6 @@ impl AdvisoryElector {
         };
         tokio::spawn(task.run().instrument(span));
         answer.await.map_err(|_| Error::unavailable("the election's task was stopped"))?
-    }
-
-    /// Makes sure of the table, before the lock is asked for: it may take long.
-    async fn prepare(&self) -> Result<()> {
-        let by = self.clock.deadline(TABLE_TIMEOUT);
-        let spec = table_spec(&self.place.table);
-        match self.store.describe_table(by, &self.place.table).await? {
-            Some(existing) => spec.check_same_key(&existing),
-            None => self.store.ensure_table(by, &spec).await,
-        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::task::Poll;
+use std::time::Duration;
 
 use tenure_backend::{FaultRates, Faults};
 use tenure_clock::{ManualTime, WallTime};
@@ -9,6 +10,8 @@ use tenure_store::{Condition, Faulty, Memory, StoreExt};
 
 use super::*;
 use crate::Elector;
+use crate::pace::{Pace, poll_once};
+use crate::rows::table_spec;
 use crate::testing::{FakeLocks, FakeSession, Link};
 
 const KEY: LockKey = LockKey::One(42);
@@ -51,35 +54,6 @@ impl World {
         (Arc::new(Faulty::new(self.store.clone(), faults.clone(), self.env.clock.clone())), faults)
     }
 
-    /// Lets time pass from one sleeper to the next until the future is done.
-    async fn until<F: Future>(&self, future: F) -> F::Output {
-        let mut future = Box::pin(future);
-        for _ in 0..100_000 {
-            for _ in 0..20 {
-                if let Some(output) = poll_once(&mut future).await {
-                    return output;
-                }
-                tokio::task::yield_now().await;
-            }
-            self.time.advance_to_next().expect("everybody waits for something that never comes");
-        }
-        panic!("not done after 100,000 turns of the clock, {:?}", self.time.elapsed());
-    }
-
-    async fn pass(&self, duration: Duration) {
-        let clock = self.time.clock();
-        self.until(clock.sleep(duration)).await;
-        for _ in 0..20 {
-            tokio::task::yield_now().await;
-        }
-    }
-
-    async fn timed<F: Future>(&self, future: F) -> (Duration, F::Output) {
-        let begun = self.time.elapsed();
-        let output = self.until(future).await;
-        (self.time.elapsed() - begun, output)
-    }
-
     async fn epoch(&self) -> u64 {
         let place = Place { table: crate::TABLE.to_owned(), shard: ShardId::new("orders").unwrap() };
         let item = self.store.get(Monotonic::NEVER, &place.table, &place.fence_key()).await.unwrap().unwrap();
@@ -87,12 +61,10 @@ impl World {
     }
 }
 
-async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    poll_fn(|cx| match Pin::new(&mut *future).poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => Poll::Ready(None),
-    })
-    .await
+impl Pace for World {
+    fn time(&self) -> &ManualTime {
+        &self.time
+    }
 }
 
 #[tokio::test]

@@ -4,32 +4,28 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, pending, poll_fn};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
-use std::time::Duration;
 
 use tenure_backend::{Env, Error, Kind, Result};
-use tenure_clock::{Clock, Entropy, Monotonic, WallTime, within};
-use tenure_store::{Item, Store, Written};
+use tenure_clock::{Clock, Entropy, Monotonic, WallTime};
+use tenure_store::Store;
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{Instrument, info, info_span, warn};
 
+use crate::builder::Builder;
+use crate::calls::{Answered, Calls};
 use crate::fence::Fence;
-use crate::identity::{Epoch, Nonce, OwnerId, ShardId};
+use crate::identity::{Epoch, Nonce, OwnerId};
 use crate::leadership::{Leadership, Term};
-use crate::lock::{Attempt, Lock, ResignRequest, Rows};
-use crate::machine::{Answer, Call, CallId, Effect, Event, Machine, Me, News, Now, Trouble};
-use crate::rows::{Place, Refused, table_spec};
-use crate::settings::{OnRenewalError, Settings, Skew, Timing};
+use crate::lock::Lock;
+use crate::machine::{Call, CallId, Effect, Event, Machine, Me, News, Now, Trouble};
+use crate::rows::Place;
+use crate::settings::Timing;
 
 /// Commands that may wait for the task: callers beyond that wait in turn.
 const COMMANDS_MAX: usize = 16;
-/// How long table set-up may take.
-const TABLE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Random hexadecimal digits that make an owner's name unique.
-const OWNER_RANDOM_DIGITS: usize = 12;
-
 /// Tells whether the work of the leader makes progress.
 pub type Health = Arc<dyn Fn() -> bool + Send + Sync>;
 
@@ -115,14 +111,14 @@ struct Shared {
 
 /// Everything a task needs to begin.
 #[derive(Clone)]
-struct Candidate {
-    store: Arc<dyn Store>,
-    clock: Arc<dyn Clock>,
-    entropy: Entropy,
-    place: Place,
-    me: Me,
-    timing: Timing,
-    health: Option<Health>,
+pub(crate) struct Candidate {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) entropy: Entropy,
+    pub(crate) place: Place,
+    pub(crate) me: Me,
+    pub(crate) timing: Timing,
+    pub(crate) health: Option<Health>,
 }
 
 pub(crate) enum Command {
@@ -134,17 +130,24 @@ pub(crate) enum Command {
 }
 
 impl Elector {
+    pub(crate) fn of(candidate: Candidate) -> Self {
+        let shared = Shared {
+            view: watch::Sender::new(LeaderView::default()),
+            deadline: AtomicU64::new(0),
+            term: Mutex::new(None),
+        };
+        let inner = Inner {
+            candidate,
+            shared: Arc::new(shared),
+            commands: Mutex::new(None),
+            stops: AtomicU64::new(0),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
     /// Begins to describe a candidate for `shard`.
     pub fn builder(store: Arc<dyn Store>, shard: impl Into<String>, env: &Env) -> Builder {
-        Builder {
-            store,
-            shard: shard.into(),
-            env: env.clone(),
-            owner: Owner::Named("tenure".to_owned()),
-            about: BTreeMap::new(),
-            settings: Settings::default(),
-            health: None,
-        }
+        Builder::new(store, shard.into(), env)
     }
 
     /// Stands for election until elected.
@@ -300,12 +303,12 @@ impl Elector {
         let span = info_span!("election", shard = %candidate.place.shard, owner = %candidate.me.owner);
         let task = Task {
             machine: Machine::new(candidate.me.clone(), candidate.timing),
+            calls: Calls::new(candidate.store.clone(), candidate.clock.clone(), candidate.place.clone()),
             shared: self.inner.shared.clone(),
             // Weak, so that the task ends when the last handle is gone.
             sender: sender.downgrade(),
             candidate,
             call: None,
-            prepared: Arc::new(AtomicBool::new(false)),
             waiting: Vec::new(),
             always: false,
             held: None,
@@ -332,136 +335,9 @@ fn stopped() -> Error {
     Error::unavailable("the elector was stopped")
 }
 
-// === impl Builder ===
-
-/// Describes a candidate.
-#[must_use]
-pub struct Builder {
-    store: Arc<dyn Store>,
-    shard: String,
-    env: Env,
-    owner: Owner,
-    about: BTreeMap<String, String>,
-    settings: Settings,
-    health: Option<Health>,
-}
-
-enum Owner {
-    Named(String),
-    Exact(String),
-}
-
-impl Builder {
-    /// The candidate's name. Its owner id is the name and a random part, so that no two processes
-    /// share one.
-    pub fn owner(mut self, name: impl Into<String>) -> Self {
-        self.owner = Owner::Named(name.into());
-        self
-    }
-
-    /// The owner id as it is to stand in the row. No two live processes may have the same.
-    pub fn owner_id(mut self, id: impl Into<String>) -> Self {
-        self.owner = Owner::Exact(id.into());
-        self
-    }
-
-    /// How long leadership lasts without renewal.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.settings.lease = lease;
-        self
-    }
-
-    /// How often the lease is renewed.
-    pub fn renew(mut self, renew: Duration) -> Self {
-        self.settings.renew = renew;
-        self
-    }
-
-    /// What may be assumed of wall clocks.
-    pub fn skew(mut self, skew: Skew) -> Self {
-        self.settings.skew = skew;
-        self
-    }
-
-    /// What a failed renewal means.
-    pub fn on_renewal_error(mut self, policy: OnRenewalError) -> Self {
-        self.settings.on_renewal_error = policy;
-        self
-    }
-
-    /// All settings at once.
-    pub fn settings(mut self, settings: Settings) -> Self {
-        self.settings = settings;
-        self
-    }
-
-    /// Something that others should know of this candidate when it leads: an address, a version.
-    pub fn about(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.about.insert(name.into(), value.into());
-        self
-    }
-
-    /// A check that holds renewals and claims back: no progress, no renewal. It is asked often and must
-    /// not block; of a follower, whose work does not run, too.
-    pub fn health(mut self, healthy: impl Fn() -> bool + Send + Sync + 'static) -> Self {
-        self.health = Some(Arc::new(healthy));
-        self
-    }
-
-    /// Checks everything and makes the candidate. Nothing is read or written yet.
-    ///
-    /// # Errors
-    /// `Invalid`, naming the setting and what to give instead.
-    pub fn build(self) -> Result<Elector> {
-        let shard = ShardId::new(&self.shard)?;
-        let timing = self.settings.timing(self.store.is_local())?;
-        let (name, owner) = match self.owner {
-            Owner::Exact(id) => (id.clone(), id),
-            Owner::Named(name) => {
-                // Checked by itself: an empty name must not hide behind the random part.
-                OwnerId::new(&name)?;
-                let random = self.env.entropy.nonce();
-                let id = format!("{name}-{}", &random[..OWNER_RANDOM_DIGITS]);
-                (name, id)
-            }
-        };
-        let me = Me { owner: OwnerId::new(owner)?, name: name.into(), about: Arc::new(self.about) };
-        if let Some(advice) = self.settings.advice() {
-            warn!(shard = %shard, advice, "settings");
-        }
-        let candidate = Candidate {
-            store: self.store,
-            clock: self.env.clock,
-            entropy: self.env.entropy,
-            place: Place { table: self.settings.table, shard },
-            me,
-            timing,
-            health: self.health,
-        };
-        let shared = Shared {
-            view: watch::Sender::new(LeaderView::default()),
-            deadline: AtomicU64::new(0),
-            term: Mutex::new(None),
-        };
-        let inner = Inner {
-            candidate,
-            shared: Arc::new(shared),
-            commands: Mutex::new(None),
-            stops: AtomicU64::new(0),
-        };
-        Ok(Elector { inner: Arc::new(inner) })
-    }
-}
-
 // === impl Task ===
 
 type Pending = Pin<Box<dyn Future<Output = (CallId, Answered)> + Send>>;
-
-/// An answer for the machine, and the error behind it if a person must mend it.
-struct Answered {
-    answer: Answer,
-    error: Option<Error>,
-}
 
 /// Whoever waits to be elected.
 struct Waiter {
@@ -474,9 +350,8 @@ struct Task {
     shared: Arc<Shared>,
     sender: mpsc::WeakSender<Command>,
     machine: Machine,
+    calls: Calls,
     call: Option<Pending>,
-    /// The table was seen to be there, with the right key.
-    prepared: Arc<AtomicBool>,
     waiting: Vec<Waiter>,
     /// Stands again after every loss.
     always: bool,
@@ -750,37 +625,8 @@ impl Task {
     }
 
     fn carry_out(&self, id: CallId, by: Monotonic, call: Call) -> Pending {
-        let Candidate { store, clock, place, .. } = self.candidate.clone();
-        let prepared = self.prepared.clone();
-        Box::pin(async move {
-            let answered = match call {
-                Call::Read if !prepared.load(Ordering::Relaxed) => {
-                    // The table may take a while; the read has its usual time after that.
-                    let patience = by.since(clock.monotonic());
-                    let preparing = prepare(&*store, &*clock, &place.table);
-                    match within(&*clock, clock.deadline(TABLE_TIMEOUT), preparing).await {
-                        Ok(Ok(())) => {
-                            prepared.store(true, Ordering::Relaxed);
-                            let by = clock.deadline(patience);
-                            let reading = within(&*clock, by, read(&*store, by, &place));
-                            reading.await.unwrap_or_else(|_| unanswered())
-                        }
-                        Ok(Err(error)) => failed(error),
-                        Err(_) => unanswered(),
-                    }
-                }
-                Call::Read => {
-                    let reading = within(&*clock, by, read(&*store, by, &place));
-                    reading.await.unwrap_or_else(|_| unanswered())
-                }
-                Call::Write(attempt) => match within(&*clock, by, write(&*store, by, &place, &attempt)).await
-                {
-                    Ok(answered) => answered,
-                    Err(_) => Answered { answer: Answer::Unknown, error: None },
-                },
-            };
-            (id, answered)
-        })
+        let calls = self.calls.clone();
+        Box::pin(async move { (id, calls.make(by, call).await) })
     }
 }
 
@@ -812,89 +658,6 @@ async fn withdrawn(waiting: &mut [Waiter]) {
         if gone { Poll::Ready(()) } else { Poll::Pending }
     })
     .await;
-}
-
-// === calls ===
-
-/// Makes sure of the table: it is created if it is not there, and refused if it has another key.
-async fn prepare(store: &dyn Store, clock: &dyn Clock, table: &str) -> Result<()> {
-    let by = clock.deadline(TABLE_TIMEOUT);
-    let spec = table_spec(table);
-    match store.describe_table(by, table).await? {
-        // Its time to live is the operator's choice: nothing rests on it.
-        Some(existing) => spec.check_same_key(&existing),
-        None => store.ensure_table(by, &spec).await,
-    }
-}
-
-async fn read(store: &dyn Store, by: Monotonic, place: &Place) -> Answered {
-    match read_rows(store, by, place).await {
-        Ok(rows) => Answered { answer: Answer::Rows(rows), error: None },
-        Err(error) if error.kind() == Kind::Corrupt => foreign(&error),
-        Err(error) => failed(error),
-    }
-}
-
-async fn read_rows(store: &dyn Store, by: Monotonic, place: &Place) -> Result<Rows> {
-    let lock = async || {
-        let item = store.get(by, &place.table, &place.lock_key()).await?;
-        item.map(|item| place.lock(&item)).transpose()
-    };
-    if let Some(lock) = lock().await? {
-        return Ok(Rows { lock: Some(lock), fence: None });
-    }
-    let item = store.get(by, &place.table, &place.fence_key()).await?;
-    let fence = item.map(|item| place.fence(&item)).transpose()?;
-    // Looked for once more: a claim between the two reads would show as an absent row under its own
-    // epoch, and the watch of that absence (E-7) would begin before the row was there.
-    Ok(match lock().await? {
-        Some(lock) => Rows { lock: Some(lock), fence: None },
-        None => Rows { lock: None, fence },
-    })
-}
-
-async fn write(store: &dyn Store, by: Monotonic, place: &Place, attempt: &Attempt) -> Answered {
-    let writes = place.writes(attempt);
-    let written = match writes.as_slice() {
-        [write] => store.write(by, write).await,
-        writes => store.transact(by, writes, &attempt.nonce().to_string()).await,
-    };
-    let answer = match written {
-        Ok(Written::Applied(item)) => Ok(Answer::Applied { resign: resign_of(place, attempt, &item) }),
-        Ok(Written::Refused(refusal)) => place.refusal(&refusal).map(|refused| match refused {
-            Refused::ByLock(lock) => Answer::RefusedByLock(lock),
-            Refused::ByFence(mark) => Answer::RefusedByFence(mark),
-        }),
-        Err(error) if error.kind() == Kind::Unknown => Ok(Answer::Unknown),
-        Err(error) => return failed(error),
-    };
-    match answer {
-        Ok(answer) => Answered { answer, error: None },
-        Err(error) => foreign(&error),
-    }
-}
-
-/// The request to hand over in a row that was just renewed.
-fn resign_of(place: &Place, attempt: &Attempt, item: &Item) -> Option<ResignRequest> {
-    match attempt {
-        // What was written was conditional on the row being ours, so it can be read.
-        Attempt::Renew(_) => place.lock(item).ok()?.resign,
-        Attempt::Acquire(_) | Attempt::Release(_) => None,
-    }
-}
-
-fn foreign(error: &Error) -> Answered {
-    Answered { answer: Answer::Foreign(error.chain().into()), error: None }
-}
-
-/// What a read without an answer in time comes to.
-const fn unanswered() -> Answered {
-    Answered { answer: Answer::Failed, error: None }
-}
-
-fn failed(error: Error) -> Answered {
-    let lasting = matches!(error.kind(), Kind::Denied | Kind::Invalid | Kind::Corrupt | Kind::Fenced);
-    Answered { answer: Answer::Failed, error: lasting.then_some(error) }
 }
 
 #[cfg(test)]

@@ -1,16 +1,23 @@
 //! The task and its handles, on a clock that moves by itself as soon as everybody waits.
 
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use tenure_backend::{FaultRates, Faults};
 use tenure_clock::ManualTime;
 use tenure_store::{
-    Condition, Faulty, Key, KeyAttribute, Listing, Memory, Page, Query, StoreExt, TableSpec, Write,
+    Condition, Faulty, Item, Key, KeyAttribute, Listing, Memory, Page, Query, StoreExt, TableSpec, Write,
+    Written,
 };
 
 use super::*;
-use crate::lock::{Acquire, Card};
+use crate::calls::read_rows;
+use crate::identity::ShardId;
+use crate::lock::{Acquire, Attempt, Card, ResignRequest};
 use crate::machine::LossReason;
+use crate::pace::{Pace, poll_once};
+use crate::rows::table_spec;
+use crate::settings::OnRenewalError;
 
 const L: Duration = Duration::from_secs(15);
 
@@ -39,37 +46,6 @@ impl World {
         (Elector::builder(Arc::new(store), "orders", &self.env).owner(name), faults)
     }
 
-    /// Lets time pass from one sleeper to the next until the future is done.
-    async fn until<F: Future>(&self, future: F) -> F::Output {
-        let mut future = Box::pin(future);
-        for _ in 0..100_000 {
-            for _ in 0..20 {
-                if let Some(output) = poll_once(&mut future).await {
-                    return output;
-                }
-                tokio::task::yield_now().await;
-            }
-            self.time.advance_to_next().expect("everybody waits for something that never comes");
-        }
-        panic!("not done after 100,000 turns of the clock, {:?}", self.time.elapsed());
-    }
-
-    async fn pass(&self, duration: Duration) {
-        let clock = self.time.clock();
-        self.until(clock.sleep(duration)).await;
-        // Whoever was due at that very moment has its turn.
-        for _ in 0..20 {
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// How long it takes until the future is done.
-    async fn timed<F: Future>(&self, future: F) -> (Duration, F::Output) {
-        let begun = self.time.elapsed();
-        let output = self.until(future).await;
-        (self.time.elapsed() - begun, output)
-    }
-
     fn place(&self) -> Place {
         Place { table: crate::TABLE.to_owned(), shard: ShardId::new("orders").unwrap() }
     }
@@ -88,12 +64,10 @@ impl World {
     }
 }
 
-async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    poll_fn(|cx| match Pin::new(&mut *future).poll(cx) {
-        Poll::Ready(output) => Poll::Ready(Some(output)),
-        Poll::Pending => Poll::Ready(None),
-    })
-    .await
+impl Pace for World {
+    fn time(&self) -> &ManualTime {
+        &self.time
+    }
 }
 
 #[tokio::test]

@@ -6,15 +6,19 @@
 //! claim raises an epoch, which guarded writes carry, so that what an old leader still had under way is
 //! refused.
 //!
-//! `machine.rs` decides, `rows.rs` translates, `elector.rs` carries out.
+//! `machine.rs` decides, `rows.rs` translates, `elector.rs` and `calls.rs` carry out.
 
 mod advisory;
+mod builder;
+mod calls;
 mod elector;
 mod fence;
 mod identity;
 mod leadership;
 mod lock;
 mod machine;
+#[cfg(test)]
+mod pace;
 mod rows;
 mod settings;
 #[cfg(feature = "testing")]
@@ -27,7 +31,8 @@ pub use self::advisory::{
 };
 #[cfg(feature = "postgres")]
 pub use self::advisory::{PostgresSession, prepare_config};
-pub use self::elector::{Builder, Elector, Health, Leader, LeaderView};
+pub use self::builder::Builder;
+pub use self::elector::{Elector, Health, Leader, LeaderView};
 pub use self::fence::Fence;
 pub use self::identity::{Epoch, Nonce, OWNER_BYTES_MAX, OwnerId, SHARD_BYTES_MAX, ShardId};
 pub use self::leadership::{Leadership, Term};

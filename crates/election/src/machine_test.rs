@@ -34,6 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
+use crate::identity::OwnerId;
 use crate::settings::{Settings, Skew};
 use crate::testing::LockTable;
 

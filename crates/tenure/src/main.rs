@@ -13,6 +13,7 @@ mod duration;
 mod failure;
 mod item_text;
 mod logging;
+mod looking;
 mod output;
 mod serving;
 mod settings;

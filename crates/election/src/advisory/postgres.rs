@@ -1,6 +1,6 @@
 //! A session of the `tokio-postgres` driver.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::error::Error as StdError;
 use std::fmt;
 use std::future::Future;
@@ -67,7 +67,15 @@ pub struct PostgresSession {
     driver: AbortHandle,
     ended: Arc<watch::Sender<Option<String>>>,
     /// What Postgres would grant to this session once more.
-    held: Mutex<BTreeSet<LockKey>>,
+    held: Mutex<BTreeMap<LockKey, Held>>,
+}
+
+/// What became of a lock that was granted.
+#[derive(Clone, Copy)]
+enum Held {
+    Kept,
+    /// The server may have it back already; its answer is on the way.
+    GivenBack,
 }
 
 impl PostgresSession {
@@ -101,7 +109,7 @@ impl PostgresSession {
             };
             tell_once(&teller, why);
         });
-        Self { client, driver: driving.abort_handle(), ended, held: Mutex::new(BTreeSet::new()) }
+        Self { client, driver: driving.abort_handle(), ended, held: Mutex::new(BTreeMap::new()) }
     }
 
     /// The client, for whatever else is to be done on this session. A transaction that is left open on it
@@ -126,7 +134,7 @@ impl PostgresSession {
         rows.next_back().ok_or_else(|| Error::new(Kind::Corrupt, format!("{doing}: the server sent no row")))
     }
 
-    fn held(&self) -> MutexGuard<'_, BTreeSet<LockKey>> {
+    fn held(&self) -> MutexGuard<'_, BTreeMap<LockKey, Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -135,10 +143,15 @@ impl PostgresSession {
 impl LockSession for PostgresSession {
     async fn try_lock(&self, key: LockKey) -> Result<Tried> {
         const DOING: &str = "try for an advisory lock";
-        if self.held().contains(&key) {
-            return Err(Error::invalid(format!(
-                "this session holds advisory lock {key} already: each candidate needs a session of its own"
-            )));
+        match self.held().get(&key) {
+            None => {}
+            // For a moment this session's last leader is in the way, like any other.
+            Some(Held::GivenBack) => return Ok(Tried { granted: false, backend: None }),
+            Some(Held::Kept) => {
+                return Err(Error::invalid(format!(
+                    "this session holds advisory lock {key} already: each candidate needs a session of its own"
+                )));
+            }
         }
         let sql = format!(
             "SELECT pg_catalog.pg_backend_pid(), CASE WHEN NOT pg_catalog.pg_is_in_recovery() \
@@ -155,7 +168,7 @@ impl LockSession for PostgresSession {
             }
         };
         if granted {
-            self.held().insert(key);
+            self.held().insert(key, Held::Kept);
         }
         Ok(Tried { granted, backend: backend(&row) })
     }
@@ -167,12 +180,16 @@ impl LockSession for PostgresSession {
     }
 
     async fn unlock(&self, key: LockKey) -> Result<bool> {
+        if let Some(held) = self.held().get_mut(&key) {
+            *held = Held::GivenBack;
+        }
         let sql = format!("SELECT pg_catalog.pg_advisory_unlock({}); SELECT {}", key.arguments(), holds(key));
         let row = self.ask("give an advisory lock back", &sql).await?;
         let free = row.get(0) == Some("f");
-        if free {
-            self.held().remove(&key);
-        }
+        match free {
+            true => self.held().remove(&key),
+            false => self.held().insert(key, Held::Kept),
+        };
         Ok(free)
     }
 

@@ -316,13 +316,23 @@ async fn a_second_candidate_on_one_session_is_refused() {
 }
 
 #[tokio::test]
+async fn a_lock_that_is_being_given_back_is_not_free_yet() {
+    let (session, key) = (session().await, World::new().key);
+    assert!(session.try_lock(key).await.unwrap().granted);
+    let (free, tried) = tokio::join!(session.unlock(key), session.try_lock(key));
+    assert!(free.unwrap());
+    assert!(!tried.unwrap().granted);
+    assert!(session.try_lock(key).await.unwrap().granted);
+}
+
+#[tokio::test]
 async fn dropping_the_session_or_the_leadership_frees_the_lock() {
     let world = World::new();
     let (a, outsider) = (session().await, outsider().await);
     drop(world.lead(&a).await);
     for turn in ["leadership", "session"] {
         let mut free = false;
-        for _ in 0..100 {
+        for _ in 0..1000 {
             free = world.outsider_gets_it(&outsider).await;
             if free {
                 break;

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use serde::Serialize;
-use tenure_backend::{Retry, retry_policy};
 use tenure_clock::WallTime;
 use tenure_election::{Lock, Place, shard_of};
 use tenure_store::{Item, Store, StoreExt};
@@ -15,7 +14,7 @@ use super::Table;
 use crate::context::Context;
 use crate::failure::misuse_if_invalid;
 use crate::output::one_line;
-use crate::{duration, shutdown};
+use crate::{duration, looking};
 
 /// Most rows that are read, two per shard: they are all kept in memory.
 const ROWS_MAX: usize = 100_000;
@@ -229,32 +228,16 @@ async fn watch(
     context: &Context,
     store: &dyn Store,
 ) -> anyhow::Result<ExitCode> {
-    let asked_to_end = shutdown::on_signal()?;
     let mut seen: Option<Lines> = None;
-    while !asked_to_end.is_cancelled() {
-        let found = tokio::select! {
-            items = store.scan_all(context.by(), table, ROWS_MAX) => items.and_then(|items| read(table, items, context)),
-            () = asked_to_end.cancelled() => break,
-        };
-        match found {
-            Ok(found) => {
-                for (event, line) in changes(seen.as_ref(), &found) {
-                    say(event, line, context)?;
-                }
-                context.out.flush()?;
-                seen = Some(found);
-            }
-            Err(error) if matches!(retry_policy(error.kind()), Retry::Soon | Retry::AfterBackoff) => {
-                tracing::warn!(error = %error.chain(), table, "the rows could not be read; looking again");
-            }
-            Err(error) => return Err(error).with_context(|| format!("watch table `{table}`")),
+    let look = async || read(table, store.scan_all(context.by(), table, ROWS_MAX).await?, context);
+    looking::until_asked_to_end(context, table, interval, look, |found| {
+        for (event, line) in changes(seen.as_ref(), &found) {
+            say(event, line, context)?;
         }
-        tokio::select! {
-            () = context.env.clock.sleep(interval) => {}
-            () = asked_to_end.cancelled() => {}
-        }
-    }
-    Ok(ExitCode::SUCCESS)
+        seen = Some(found);
+        Ok(())
+    })
+    .await
 }
 
 fn changes<'a>(before: Option<&'a Lines>, now: &'a Lines) -> Vec<(&'static str, &'a Line)> {

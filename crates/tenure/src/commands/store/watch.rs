@@ -7,9 +7,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Context as _;
 use serde::Serialize;
-use tenure_backend::{Retry, retry_policy};
 use tenure_clock::WallTime;
 use tenure_store::{Item, Key, Store, StoreExt, TableSpec};
 
@@ -18,7 +16,7 @@ use crate::attribute::{self, Attribute};
 use crate::context::Context;
 use crate::item_text::{self, Shown};
 use crate::output::one_line;
-use crate::{duration, shutdown};
+use crate::{duration, looking};
 
 /// Most rows that are compared: they are all kept in memory.
 const ROWS_MAX: usize = 100_000;
@@ -50,35 +48,19 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args, context: &Context, store: &dyn Store) -> anyhow::Result<ExitCode> {
     let Args { table, key, interval, look } = args;
-    let asked_to_end = shutdown::on_signal()?;
     let spec = context.table(store, &table).await?;
     let key = if key.is_empty() { None } else { Some(attribute::key(&spec, &key)?) };
     let mut seen: Option<Rows> = None;
-    while !asked_to_end.is_cancelled() {
-        let found = tokio::select! {
-            found = look_once(context, store, &spec, key.as_ref()) => found,
-            () = asked_to_end.cancelled() => break,
-        };
-        match found {
-            Ok(found) => {
-                let at = context.env.clock.wall();
-                for change in changes(seen.as_ref(), &found) {
-                    say(&change, at, &spec, look, context)?;
-                }
-                context.out.flush()?;
-                seen = Some(found);
-            }
-            Err(error) if matches!(retry_policy(error.kind()), Retry::Soon | Retry::AfterBackoff) => {
-                tracing::warn!(error = %error.chain(), table, "the rows could not be read; looking again");
-            }
-            Err(error) => return Err(error).with_context(|| format!("watch table `{table}`")),
+    let look_at = async || look_once(context, store, &spec, key.as_ref()).await;
+    looking::until_asked_to_end(context, &table, interval, look_at, |found| {
+        let at = context.env.clock.wall();
+        for change in changes(seen.as_ref(), &found) {
+            say(&change, at, &spec, look, context)?;
         }
-        tokio::select! {
-            () = context.env.clock.sleep(interval) => {}
-            () = asked_to_end.cancelled() => {}
-        }
-    }
-    Ok(ExitCode::SUCCESS)
+        seen = Some(found);
+        Ok(())
+    })
+    .await
 }
 
 /// Rows by the text of their keys, which no two share.
