@@ -7,6 +7,7 @@
 //! - [`Stream`] is the trait; [`open`] makes one from an address (`sqlite:./tenure.db`).
 //! - `shard.rs`, `sequence.rs`, `record.rs`, `limits.rs`, `reshaping.rs` are pure: how a record chooses
 //!   its shard is [`HashKey::of`] and [`route`].
+//! - [`identity`] is what a published change carries, so that nobody takes it for another or for new.
 //! - Backends: [`Memory`], `Sqlite`, `Kinesis` (a feature each). Wrappers: [`Faulty`], [`Instrumented`].
 //! - [`conformance`] is the suite that every one of them passes.
 
@@ -14,6 +15,7 @@
 pub mod conformance;
 mod embedded;
 mod faulty;
+pub mod identity;
 mod instrumented;
 #[cfg(feature = "kinesis")]
 mod kinesis;

@@ -1,0 +1,3 @@
+//! Row changes of Postgres, published to a stream: nothing lost, order kept, every event identifiable.
+
+pub mod pgoutput;
