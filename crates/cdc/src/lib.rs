@@ -1,6 +1,8 @@
 //! Row changes of Postgres, published to a stream: nothing lost, order kept, every event identifiable.
 
+pub mod checkpoint;
 pub mod framing;
 pub mod frontier;
 pub mod pgoutput;
 pub mod publisher;
+pub mod start;

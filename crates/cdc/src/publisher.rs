@@ -194,6 +194,8 @@ pub struct Publisher {
     frontier: Frontier,
     open: Option<Ordinal>,
     events: usize,
+    /// Events that were ever settled.
+    settled: u64,
     bytes: usize,
     /// Bytes of them that are in calls.
     under_bytes: usize,
@@ -294,6 +296,7 @@ impl Publisher {
             frontier: Frontier::new(confirmed),
             open: None,
             events: 0,
+            settled: 0,
             bytes: 0,
             under_bytes: 0,
             ready: VecDeque::new(),
@@ -602,6 +605,12 @@ impl Publisher {
         self.frontier.confirmed()
     }
 
+    /// How many events were ever settled.
+    #[must_use]
+    pub const fn settled_events(&self) -> u64 {
+        self.settled
+    }
+
     /// Whether everything that was taken in is settled.
     #[must_use]
     pub const fn is_drained(&self) -> bool {
@@ -673,6 +682,7 @@ impl Publisher {
         state.attempts = 0;
         self.bytes -= unit.bytes;
         self.events -= unit.events.len();
+        self.settled += unit.events.len() as u64;
         for meta in &unit.events {
             self.frontier.settle(meta.ordinal);
         }
