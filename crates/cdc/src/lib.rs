@@ -5,4 +5,6 @@ pub mod framing;
 pub mod frontier;
 pub mod pgoutput;
 pub mod publisher;
+pub mod quarantine;
+pub mod sink;
 pub mod start;
