@@ -1,5 +1,6 @@
 //! Row changes of Postgres, published to a stream: nothing lost, order kept, every event identifiable.
 
+pub mod assembler;
 pub mod checkpoint;
 pub mod framing;
 pub mod frontier;
@@ -7,4 +8,5 @@ pub mod pgoutput;
 pub mod publisher;
 pub mod quarantine;
 pub mod sink;
+mod spill;
 pub mod start;

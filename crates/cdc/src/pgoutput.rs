@@ -6,24 +6,27 @@
 //!
 //! Whatever the bytes are, the answer is a message or an error that names the offset: lengths are checked
 //! before anything is taken, and nothing is allocated from a length that the server claims.
+//!
+//! Names come in the client's encoding, so the session must have set `client_encoding` to UTF8.
+//! `Debug` tells how long values are and never what they are: rows stay out of logs.
 
 use std::fmt;
 
 use tenure_stream::identity::Lsn;
 
-/// Most columns of a relation: Postgres' own limit.
+/// Most columns of a row: Postgres' own limit. A table may have a few less.
 const COLUMNS_MAX: usize = 1664;
 
 /// One message.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub enum Message<'a> {
     /// A committed transaction begins.
     Begin(Begin),
     /// It ends.
     Commit(Commit),
-    /// The changes that follow came from another server.
+    /// The transaction came from another server. In a chunk it names no (sub)transaction: it is about the whole.
     Origin {
-        /// The commit there.
+        /// The commit there; 0 in a chunk, since the transaction is still under way.
         commit_lsn: Lsn,
         /// The origin's name.
         name: &'a str,
@@ -82,12 +85,15 @@ pub enum Message<'a> {
         relations: Relations<'a>,
     },
     /// A message of `pg_logical_emit_message`.
+    ///
+    /// One that belongs to no transaction is sent as soon as the server reads it, between transactions and
+    /// between chunks. Were it ever sent in a chunk it would carry an `xid` as everything else there does.
     Logical {
         /// Of a streamed transaction.
         xid: Option<Xid>,
         /// Whether it belongs to the transaction, or stands by itself.
         transactional: bool,
-        /// Its position.
+        /// Where it is in the log.
         lsn: Lsn,
         /// What it is about.
         prefix: &'a str,
@@ -117,6 +123,63 @@ pub enum Message<'a> {
         /// The part; the same as `xid` if it is the whole.
         subxid: Xid,
     },
+}
+
+impl fmt::Debug for Message<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = |f: &mut fmt::Formatter<'_>, name: &str, fields: &[(&str, &dyn fmt::Debug)]| {
+            let mut shown = f.debug_struct(name);
+            for (field, value) in fields {
+                shown.field(field, value);
+            }
+            shown.finish()
+        };
+        match self {
+            Self::Begin(begin) => begin.fmt(f),
+            Self::Commit(commit) => commit.fmt(f),
+            Self::Origin { commit_lsn, name } => {
+                named(f, "Origin", &[("commit_lsn", commit_lsn), ("name", name)])
+            }
+            Self::Relation(relation) => relation.fmt(f),
+            Self::Type { xid, oid, schema, name } => {
+                named(f, "Type", &[("xid", xid), ("oid", oid), ("schema", schema), ("name", name)])
+            }
+            Self::Insert { xid, relation, new } => {
+                named(f, "Insert", &[("xid", xid), ("relation", relation), ("new", new)])
+            }
+            Self::Update { xid, relation, old, new } => {
+                named(f, "Update", &[("xid", xid), ("relation", relation), ("old", old), ("new", new)])
+            }
+            Self::Delete { xid, relation, old } => {
+                named(f, "Delete", &[("xid", xid), ("relation", relation), ("old", old)])
+            }
+            Self::Truncate { xid, cascade, restart_identity, relations } => {
+                let options: [(&str, &dyn fmt::Debug); 4] = [
+                    ("xid", xid),
+                    ("cascade", cascade),
+                    ("restart_identity", restart_identity),
+                    ("relations", relations),
+                ];
+                named(f, "Truncate", &options)
+            }
+            Self::Logical { xid, transactional, lsn, prefix, content } => {
+                let fields: [(&str, &dyn fmt::Debug); 5] = [
+                    ("xid", xid),
+                    ("transactional", transactional),
+                    ("lsn", lsn),
+                    ("prefix", prefix),
+                    ("content_bytes", &content.len()),
+                ];
+                named(f, "Logical", &fields)
+            }
+            Self::StreamStart { xid, first } => named(f, "StreamStart", &[("xid", xid), ("first", first)]),
+            Self::StreamStop => f.write_str("StreamStop"),
+            Self::StreamCommit { xid, commit } => {
+                named(f, "StreamCommit", &[("xid", xid), ("commit", commit)])
+            }
+            Self::StreamAbort { xid, subxid } => named(f, "StreamAbort", &[("xid", xid), ("subxid", subxid)]),
+        }
+    }
 }
 
 /// A transaction's number, while it is under way.
@@ -206,7 +269,7 @@ pub struct Tuple<'a> {
 }
 
 /// One value of a row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Value<'a> {
     /// Null.
     Null,
@@ -235,6 +298,17 @@ impl<'a> Tuple<'a> {
     }
 }
 
+impl fmt::Debug for Value<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Null => f.write_str("Null"),
+            Self::Unchanged => f.write_str("Unchanged"),
+            Self::Text(bytes) => write!(f, "Text({} bytes)", bytes.len()),
+            Self::Binary(bytes) => write!(f, "Binary({} bytes)", bytes.len()),
+        }
+    }
+}
+
 impl fmt::Debug for Tuple<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.values()).finish()
@@ -242,7 +316,7 @@ impl fmt::Debug for Tuple<'_> {
 }
 
 /// The values of a [`Tuple`].
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Values<'a> {
     left: u16,
     bytes: &'a [u8],
@@ -265,14 +339,28 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
+impl ExactSizeIterator for Values<'_> {}
+
+impl fmt::Debug for Values<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.clone()).finish()
+    }
+}
+
 /// The tables of a truncate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Relations<'a>(&'a [u8]);
 
-impl Relations<'_> {
+impl fmt::Debug for Relations<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.oids()).finish()
+    }
+}
+
+impl<'a> Relations<'a> {
     /// Their numbers.
-    pub fn oids(&self) -> impl Iterator<Item = u32> {
-        self.0.chunks_exact(4).map(|four| u32::from_be_bytes([four[0], four[1], four[2], four[3]]))
+    pub fn oids(&self) -> impl Iterator<Item = u32> + use<'a> {
+        self.0.as_chunks().0.iter().map(|four| u32::from_be_bytes(*four))
     }
 }
 
@@ -298,12 +386,14 @@ pub enum Problem {
     BadText,
     /// A count or length below zero or beyond its limit.
     BadLength,
-    /// A mark that we do not know.
+    /// A mark or flag that we do not know.
     UnknownMark(u8),
     /// A kind of message that we do not know.
     UnknownKind,
     /// A message of a prepared transaction: create the slot without `two_phase`.
     TwoPhase,
+    /// A commit without a place in the log, on which everything else rests.
+    NoPosition,
     /// A chunk begins within a chunk, or ends outside one, or a commit comes within one.
     OutOfPlace,
 }
@@ -322,11 +412,16 @@ impl fmt::Display for Malformed {
                 "message `{kind}` has the unknown mark `{}` at byte {offset}",
                 char::from(*mark).escape_default()
             ),
-            Problem::UnknownKind => write!(f, "message `{kind}` is of no known kind"),
-            Problem::Truncated => write!(f, "message `{kind}` ends at byte {offset}, too early"),
+            Problem::UnknownKind => write!(f, "message `{kind}` is of no known kind: use protocol 1 to 4"),
+            Problem::Truncated => write!(f, "message `{kind}` ends too early, in what begins at byte {offset}"),
             Problem::Trailing => write!(f, "message `{kind}` goes on after its end at byte {offset}"),
-            Problem::BadText => write!(f, "message `{kind}` has a bad text at byte {offset}"),
+            Problem::BadText => write!(
+                f,
+                "message `{kind}` has at byte {offset} a text that does not end or is not UTF-8: \
+                 set client_encoding to UTF8"
+            ),
             Problem::BadLength => write!(f, "message `{kind}` has a bad length at byte {offset}"),
+            Problem::NoPosition => write!(f, "message `{kind}` has no commit position at byte {offset}"),
             Problem::OutOfPlace => write!(f, "message `{kind}` comes where it cannot"),
         }
     }
@@ -345,115 +440,33 @@ impl Decoder {
     /// Reads one message.
     ///
     /// # Errors
-    /// If it is not one, with the offset. The decoder may go on with the next.
+    /// If it is not one, with the offset. The decoder is then as it was before.
+    #[inline]
     pub fn decode<'a>(&mut self, bytes: &'a [u8]) -> Result<Message<'a>, Malformed> {
-        let kind = bytes.first().copied().unwrap_or(0);
-        let mut reader = Reader { all: bytes, left: bytes.get(1..).unwrap_or(&[]) };
-        let message = self.message(kind, &mut reader);
-        let message = message
-            .and_then(|message| if reader.left.is_empty() { Ok(message) } else { Err(Problem::Trailing) });
-        message.map_err(|problem| Malformed { kind, offset: reader.offset(), problem })
-    }
-
-    fn message<'a>(&mut self, kind: u8, reader: &mut Reader<'a>) -> Result<Message<'a>, Problem> {
-        Ok(match kind {
-            b'B' => {
-                self.outside_chunk()?;
-                Message::Begin(Begin {
-                    commit_lsn: reader.lsn()?,
-                    committed_micros: reader.i64()?,
-                    xid: reader.xid()?,
-                })
-            }
-            b'C' => {
-                self.outside_chunk()?;
-                Message::Commit(reader.commit()?)
-            }
-            b'O' => Message::Origin { commit_lsn: reader.lsn()?, name: reader.text()? },
-            b'R' => Message::Relation(reader.relation(self.in_chunk)?),
-            b'Y' => Message::Type {
-                xid: reader.xid_if(self.in_chunk)?,
-                oid: reader.u32()?,
-                schema: reader.text()?,
-                name: reader.text()?,
-            },
-            b'I' => {
-                let (xid, relation) = (reader.xid_if(self.in_chunk)?, reader.u32()?);
-                match reader.u8()? {
-                    b'N' => Message::Insert { xid, relation, new: reader.tuple()? },
-                    mark => return Err(Problem::UnknownMark(mark)),
+        let mut reader = Reader { all: bytes, left: bytes };
+        let message = reader.message(self.in_chunk).and_then(|message| {
+            if reader.left.is_empty() { Ok(message) } else { Err(Problem::Trailing) }
+        });
+        match message {
+            Ok(message) => {
+                match message {
+                    Message::StreamStart { .. } => self.in_chunk = true,
+                    Message::StreamStop => self.in_chunk = false,
+                    _ => {}
                 }
+                Ok(message)
             }
-            b'U' => {
-                let (xid, relation) = (reader.xid_if(self.in_chunk)?, reader.u32()?);
-                let mut mark = reader.u8()?;
-                let old = match mark {
-                    b'K' => Some(Old::Key(reader.tuple()?)),
-                    b'O' => Some(Old::Full(reader.tuple()?)),
-                    _ => None,
-                };
-                if old.is_some() {
-                    mark = reader.u8()?;
-                }
-                if mark != b'N' {
-                    return Err(Problem::UnknownMark(mark));
-                }
-                Message::Update { xid, relation, old, new: reader.tuple()? }
-            }
-            b'D' => {
-                let (xid, relation) = (reader.xid_if(self.in_chunk)?, reader.u32()?);
-                let old = match reader.u8()? {
-                    b'K' => Old::Key(reader.tuple()?),
-                    b'O' => Old::Full(reader.tuple()?),
-                    mark => return Err(Problem::UnknownMark(mark)),
-                };
-                Message::Delete { xid, relation, old }
-            }
-            b'T' => reader.truncate(self.in_chunk)?,
-            b'M' => Message::Logical {
-                xid: reader.xid_if(self.in_chunk)?,
-                transactional: reader.u8()? & 1 == 1,
-                lsn: reader.lsn()?,
-                prefix: reader.text()?,
-                content: reader.sized()?,
-            },
-            b'S' => {
-                self.outside_chunk()?;
-                let start = Message::StreamStart { xid: reader.xid()?, first: reader.u8()? == 1 };
-                self.in_chunk = true;
-                start
-            }
-            b'E' => {
-                if !std::mem::take(&mut self.in_chunk) {
-                    return Err(Problem::OutOfPlace);
-                }
-                Message::StreamStop
-            }
-            b'c' => {
-                self.outside_chunk()?;
-                Message::StreamCommit { xid: reader.xid()?, commit: reader.commit()? }
-            }
-            b'A' => {
-                self.outside_chunk()?;
-                let abort = Message::StreamAbort { xid: reader.xid()?, subxid: reader.xid()? };
-                // Protocol 4 with parallel streaming adds where and when, which nobody needs.
-                if !reader.left.is_empty() {
-                    reader.lsn()?;
-                    reader.i64()?;
-                }
-                abort
-            }
-            b'b' | b'P' | b'K' | b'r' | b'p' => return Err(Problem::TwoPhase),
-            _ => return Err(Problem::UnknownKind),
-        })
-    }
-
-    const fn outside_chunk(&self) -> Result<(), Problem> {
-        if self.in_chunk { Err(Problem::OutOfPlace) } else { Ok(()) }
+            Err(problem) => Err(Malformed {
+                kind: bytes.first().copied().unwrap_or(0),
+                offset: reader.offset(),
+                problem,
+            }),
+        }
     }
 }
 
-/// Takes bytes from the front, as long as there are any.
+/// Takes bytes from the front, as long as there are any. What cannot be taken stays, so that the offset is
+/// where the trouble begins.
 struct Reader<'a> {
     all: &'a [u8],
     left: &'a [u8],
@@ -462,6 +475,66 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     const fn offset(&self) -> usize {
         self.all.len() - self.left.len()
+    }
+
+    fn message(&mut self, in_chunk: bool) -> Result<Message<'a>, Problem> {
+        let kind = self.u8()?;
+        Ok(match kind {
+            b'I' => {
+                let (xid, relation) = (self.xid_if(in_chunk)?, self.u32()?);
+                self.mark(b'N')?;
+                Message::Insert { xid, relation, new: self.tuple()? }
+            }
+            b'U' => {
+                let (xid, relation) = (self.xid_if(in_chunk)?, self.u32()?);
+                let old = self.old()?;
+                self.mark(b'N')?;
+                Message::Update { xid, relation, old, new: self.tuple()? }
+            }
+            b'D' => {
+                let (xid, relation) = (self.xid_if(in_chunk)?, self.u32()?);
+                let old = self.old()?;
+                let old = old.ok_or_else(|| self.unknown_mark())?;
+                Message::Delete { xid, relation, old }
+            }
+            b'B' if !in_chunk => Message::Begin(Begin {
+                commit_lsn: self.commit_lsn()?,
+                committed_micros: self.i64()?,
+                xid: self.xid()?,
+            }),
+            b'C' if !in_chunk => Message::Commit(self.commit()?),
+            b'R' => Message::Relation(self.relation(in_chunk)?),
+            b'Y' => Message::Type {
+                xid: self.xid_if(in_chunk)?,
+                oid: self.u32()?,
+                schema: self.text()?,
+                name: self.text()?,
+            },
+            b'O' => Message::Origin { commit_lsn: self.lsn()?, name: self.text()? },
+            b'T' => self.truncate(in_chunk)?,
+            b'M' => Message::Logical {
+                xid: self.xid_if(in_chunk)?,
+                transactional: self.flag()?,
+                lsn: self.lsn()?,
+                prefix: self.text()?,
+                content: self.sized()?,
+            },
+            b'S' if !in_chunk => Message::StreamStart { xid: self.xid()?, first: self.flag()? },
+            b'E' if in_chunk => Message::StreamStop,
+            b'c' if !in_chunk => Message::StreamCommit { xid: self.xid()?, commit: self.commit()? },
+            b'A' if !in_chunk => {
+                let abort = Message::StreamAbort { xid: self.xid()?, subxid: self.xid()? };
+                // Protocol 4 with parallel streaming adds where and when, which nobody needs.
+                if !self.left.is_empty() {
+                    self.lsn()?;
+                    self.i64()?;
+                }
+                abort
+            }
+            b'B' | b'C' | b'S' | b'E' | b'c' | b'A' => return Err(Problem::OutOfPlace),
+            b'b' | b'P' | b'K' | b'r' | b'p' => return Err(Problem::TwoPhase),
+            _ => return Err(Problem::UnknownKind),
+        })
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], Problem> {
@@ -500,12 +573,43 @@ impl<'a> Reader<'a> {
         self.array().map(u64::from_be_bytes).map(Lsn)
     }
 
+    fn commit_lsn(&mut self) -> Result<Lsn, Problem> {
+        if self.left.first_chunk() == Some(&[0; 8]) { Err(Problem::NoPosition) } else { self.lsn() }
+    }
+
     fn xid(&mut self) -> Result<Xid, Problem> {
         self.u32().map(Xid)
     }
 
     fn xid_if(&mut self, in_chunk: bool) -> Result<Option<Xid>, Problem> {
         if in_chunk { self.xid().map(Some) } else { Ok(None) }
+    }
+
+    /// The problem of a byte that is not what it can be.
+    fn unknown_mark(&self) -> Problem {
+        self.left.first().map_or(Problem::Truncated, |mark| Problem::UnknownMark(*mark))
+    }
+
+    /// Exactly this byte.
+    fn mark(&mut self, mark: u8) -> Result<(), Problem> {
+        match self.left.split_first() {
+            Some((first, left)) if *first == mark => {
+                self.left = left;
+                Ok(())
+            }
+            _ => Err(self.unknown_mark()),
+        }
+    }
+
+    /// 0 or 1. Another number would be a flag that we do not know the meaning of.
+    fn flag(&mut self) -> Result<bool, Problem> {
+        match self.left.split_first() {
+            Some((flag @ (0 | 1), left)) => {
+                self.left = left;
+                Ok(*flag == 1)
+            }
+            _ => Err(self.unknown_mark()),
+        }
     }
 
     fn text(&mut self) -> Result<&'a str, Problem> {
@@ -516,33 +620,39 @@ impl<'a> Reader<'a> {
     }
 
     fn sized(&mut self) -> Result<&'a [u8], Problem> {
-        let length = usize::try_from(self.i32()?).map_err(|_| Problem::BadLength)?;
-        self.take(length)
+        let before = self.left;
+        let taken = match usize::try_from(self.i32()?) {
+            Ok(length) => self.take(length),
+            Err(_) => Err(Problem::BadLength),
+        };
+        if taken.is_err() {
+            self.left = before;
+        }
+        taken
     }
 
     fn commit(&mut self) -> Result<Commit, Problem> {
-        let _flags = self.u8()?;
-        Ok(Commit { commit_lsn: self.lsn()?, end_lsn: self.lsn()?, committed_micros: self.i64()? })
+        // Flags, of which none exists so far.
+        self.mark(0)?;
+        Ok(Commit { commit_lsn: self.commit_lsn()?, end_lsn: self.lsn()?, committed_micros: self.i64()? })
     }
 
     fn relation(&mut self, in_chunk: bool) -> Result<Relation<'a>, Problem> {
         let xid = self.xid_if(in_chunk)?;
         let (oid, schema, name) = (self.u32()?, self.text()?, self.text()?);
-        let identity = match self.u8()? {
-            b'd' => ReplicaIdentity::Default,
-            b'n' => ReplicaIdentity::Nothing,
-            b'f' => ReplicaIdentity::Full,
-            b'i' => ReplicaIdentity::Index,
-            mark => return Err(Problem::UnknownMark(mark)),
+        let identity = match self.left.first() {
+            Some(b'd') => ReplicaIdentity::Default,
+            Some(b'n') => ReplicaIdentity::Nothing,
+            Some(b'f') => ReplicaIdentity::Full,
+            Some(b'i') => ReplicaIdentity::Index,
+            _ => return Err(self.unknown_mark()),
         };
-        let count = usize::from(self.u16()?);
-        if count > COLUMNS_MAX {
-            return Err(Problem::BadLength);
-        }
+        self.u8()?;
+        let count = self.column_count()?;
         let mut columns = Vec::new();
         for _ in 0..count {
             columns.push(Column {
-                in_identity: self.u8()? & 1 == 1,
+                in_identity: self.flag()?,
                 name: self.text()?,
                 type_oid: self.u32()?,
                 type_modifier: self.i32()?,
@@ -554,7 +664,11 @@ impl<'a> Reader<'a> {
     fn truncate(&mut self, in_chunk: bool) -> Result<Message<'a>, Problem> {
         let xid = self.xid_if(in_chunk)?;
         let count = usize::try_from(self.i32()?).map_err(|_| Problem::BadLength)?;
-        let options = self.u8()?;
+        let options = match self.left.first() {
+            Some(options @ 0..=3) => *options,
+            _ => return Err(self.unknown_mark()),
+        };
+        self.u8()?;
         let relations = self.take(count.checked_mul(4).ok_or(Problem::BadLength)?)?;
         Ok(Message::Truncate {
             xid,
@@ -564,12 +678,30 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Walks over the columns once, so that taking them later cannot fail.
-    fn tuple(&mut self) -> Result<Tuple<'a>, Problem> {
+    fn column_count(&mut self) -> Result<u16, Problem> {
+        let before = self.left;
         let columns = self.u16()?;
         if usize::from(columns) > COLUMNS_MAX {
+            self.left = before;
             return Err(Problem::BadLength);
         }
+        Ok(columns)
+    }
+
+    /// What precedes the new row, if anything does.
+    fn old(&mut self) -> Result<Option<Old<'a>>, Problem> {
+        let old = match self.left.first() {
+            Some(b'K') => Old::Key,
+            Some(b'O') => Old::Full,
+            _ => return Ok(None),
+        };
+        self.u8()?;
+        self.tuple().map(old).map(Some)
+    }
+
+    /// Walks over the columns once, so that taking them later cannot fail.
+    fn tuple(&mut self) -> Result<Tuple<'a>, Problem> {
+        let columns = self.column_count()?;
         let start = self.left;
         for _ in 0..columns {
             self.value()?;
@@ -577,13 +709,23 @@ impl<'a> Reader<'a> {
         Ok(Tuple { columns, bytes: &start[..start.len() - self.left.len()] })
     }
 
+    #[inline]
     fn value(&mut self) -> Result<Value<'a>, Problem> {
-        match self.u8()? {
-            b'n' => Ok(Value::Null),
-            b'u' => Ok(Value::Unchanged),
+        let before = self.left;
+        let value = match self.u8()? {
             b't' => self.sized().map(Value::Text),
+            b'n' => Ok(Value::Null),
             b'b' => self.sized().map(Value::Binary),
+            b'u' => Ok(Value::Unchanged),
             mark => Err(Problem::UnknownMark(mark)),
+        };
+        if value.is_err() {
+            self.left = before;
         }
+        value
     }
 }
+
+#[cfg(test)]
+#[path = "pgoutput_test.rs"]
+mod tests;
