@@ -59,7 +59,7 @@ impl Address {
             let Some(value) = value else {
                 return Err(Error::invalid(format!("address option `{name}` has no value: {shape}")));
             };
-            if options.insert(name.to_owned(), percent_decoded(name, value)?).is_some() {
+            if options.insert(name.to_owned(), percent_decoded(&format!("address option `{name}`"), value)?).is_some() {
                 return Err(Error::invalid(format!("address option `{name}` is given twice: keep one")));
             }
         }
@@ -189,11 +189,15 @@ impl fmt::Debug for Address {
     }
 }
 
-fn percent_decoded(name: &str, text: &str) -> Result<String> {
+/// Reads the %-escapes of a part of an address. A failure names the part by `what` and does not show it.
+///
+/// # Errors
+/// [`Kind::Invalid`](crate::Kind::Invalid) if an escape is not one, or the whole is not UTF-8.
+pub fn percent_decoded(what: &str, text: &str) -> Result<String> {
     if !text.contains('%') {
         return Ok(text.to_owned());
     }
-    let bad = || Error::invalid(format!("address option `{name}` has a bad %-escape: write %25 for %"));
+    let bad = || Error::invalid(format!("{what} has a bad %-escape: write %25 for %"));
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -4,11 +4,14 @@
 //! - [`Error`] and [`Kind`]: what went wrong, told by what the caller should do about it.
 //! - [`Faults`]: which call goes wrong, and how; drawn from a seed, carried out by the wrappers
 //!   `Faulty` of the two crates.
+//! - [`postgres_tls`]: `sslmode`, as every client of Postgres here means it.
 //! - [`sqlite`]: one file, several processes, one fsync for many writes.
 
 mod address;
 mod error;
 mod faults;
+#[cfg(feature = "postgres")]
+pub mod postgres_tls;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -16,7 +19,7 @@ use std::sync::Arc;
 
 use tenure_clock::{Clock, Entropy, SystemClock};
 
-pub use address::{Address, nearest};
+pub use address::{Address, nearest, percent_decoded};
 pub use error::{Error, Kind, Result, Retry, retry_policy};
 pub use faults::{Fate, FaultCounts, FaultRates, Faults};
 

@@ -25,7 +25,6 @@ mod pool;
 mod settings;
 mod sql;
 mod survey;
-mod tls;
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -4,11 +4,13 @@ use std::net::IpAddr;
 use std::str::FromStr;
 use std::time::Duration;
 
+use rustls::ClientConfig;
+use tenure_backend::postgres_tls::{self, SslMode};
 use tenure_backend::{Address, Error, Result};
 use tokio_postgres::Config;
 use tokio_postgres::config::{Host, TargetSessionAttrs};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
-use super::tls::{self, SslMode, Tls};
 use crate::ttl::SWEEP_INTERVAL;
 
 /// Enough for a process's leases, checkpoints and status at once; a fleet of fifty still fits a
@@ -48,6 +50,9 @@ const DRIVER_OPTIONS: [&str; 18] = [
     "load_balance_hosts",
     "sslnegotiation",
 ];
+
+/// How a connection is secured; `None` for plain text.
+pub(super) type Tls = Option<MakeRustlsConnect>;
 
 /// Everything that an address decides. Holds the password, so it has no `Debug`.
 pub(super) struct Settings {
@@ -108,13 +113,14 @@ impl Settings {
         fill_in(&mut config, is_given);
 
         let place = shown_place(&config);
-        let mode = sslmode.unwrap_or(if is_local(&config) { SslMode::Disable } else { SslMode::VerifyFull });
+        let mode = sslmode.unwrap_or(SslMode::default_for(is_local(&config)));
         if mode.verifies_nothing(sslrootcert.as_deref()) {
             tracing::warn!(%place, sslmode = %mode, "the server's certificate is not verified: use sslmode=verify-full");
         }
         let direct = given.iter().any(|(name, value)| *name == "sslnegotiation" && value == "direct");
-        let tls = tls::prepare(mode, sslrootcert.as_deref(), direct)?;
-        config.ssl_mode(mode.in_driver());
+        let tls = postgres_tls::client_config(mode, sslrootcert.as_deref(), direct)?
+            .map(|config| MakeRustlsConnect::new(ClientConfig::clone(&config)));
+        config.ssl_mode(in_driver(mode));
         let sweep_interval = sweep.unwrap_or(SWEEP_INTERVAL);
         Ok(Self { config, tls, schema, connections, sweep_interval, place })
     }
@@ -147,15 +153,23 @@ fn fill_in(config: &mut Config, is_given: impl Fn(&str) -> bool) {
     }
 }
 
+const fn in_driver(mode: SslMode) -> tokio_postgres::config::SslMode {
+    match mode {
+        SslMode::Disable => tokio_postgres::config::SslMode::Disable,
+        SslMode::Prefer => tokio_postgres::config::SslMode::Prefer,
+        SslMode::Require | SslMode::VerifyCa | SslMode::VerifyFull => {
+            tokio_postgres::config::SslMode::Require
+        }
+    }
+}
+
 /// Whether what is said to the server stays on this machine.
 fn is_local(config: &Config) -> bool {
-    let loopback =
-        |name: &str| name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     if !config.get_hostaddrs().is_empty() {
         return config.get_hostaddrs().iter().all(IpAddr::is_loopback);
     }
     config.get_hosts().iter().all(|host| match host {
-        Host::Tcp(name) => loopback(name),
+        Host::Tcp(name) => postgres_tls::is_local_host(name),
         Host::Unix(_) => true,
     })
 }

@@ -9,8 +9,11 @@
 //! | `verify-full` (default elsewhere) | yes | yes | yes |
 //!
 //! Nothing falls back to plain text but `prefer`, and that must be asked for.
+//!
+//! Everything that speaks to Postgres shares this, whichever driver it uses.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -20,23 +23,30 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use tenure_backend::{Error, Result};
-use tokio_postgres_rustls::MakeRustlsConnect;
+use sha2::{Digest, Sha256, Sha384, Sha512};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
 
-/// How a connection is secured; `None` for plain text.
-pub(super) type Tls = Option<MakeRustlsConnect>;
+use crate::{Error, Result};
 
+/// libpq's `sslmode`, without `allow`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SslMode {
+pub enum SslMode {
+    /// Plain text.
     Disable,
+    /// Encrypted if the server can, and by whomever.
     Prefer,
+    /// Encrypted; checked only against an authority that is given.
     Require,
+    /// Encrypted, by somebody whom an authority vouches for.
     VerifyCa,
+    /// Encrypted, by the host that was asked for.
     VerifyFull,
 }
 
 impl SslMode {
-    pub(super) const WORDS: &str = "disable, prefer, require, verify-ca or verify-full";
+    /// The words that are understood, for messages.
+    pub const WORDS: &str = "disable, prefer, require, verify-ca or verify-full";
 
     const fn word(self) -> &'static str {
         match self {
@@ -48,16 +58,15 @@ impl SslMode {
         }
     }
 
-    pub(super) const fn in_driver(self) -> tokio_postgres::config::SslMode {
-        match self {
-            Self::Disable => tokio_postgres::config::SslMode::Disable,
-            Self::Prefer => tokio_postgres::config::SslMode::Prefer,
-            Self::Require | Self::VerifyCa | Self::VerifyFull => tokio_postgres::config::SslMode::Require,
-        }
+    /// What holds where nothing is said: plain text never leaves this machine.
+    #[must_use]
+    pub const fn default_for(local: bool) -> Self {
+        if local { Self::Disable } else { Self::VerifyFull }
     }
 
     /// Whether anybody in between could pose as the server although TLS is used.
-    pub(super) fn verifies_nothing(self, sslrootcert: Option<&str>) -> bool {
+    #[must_use]
+    pub fn verifies_nothing(self, sslrootcert: Option<&str>) -> bool {
         self == Self::Prefer || (self == Self::Require && sslrootcert.is_none())
     }
 }
@@ -76,8 +85,25 @@ impl FromStr for SslMode {
     }
 }
 
-/// Makes the connector for a mode. `sslrootcert` is a file of certificates in PEM, or `system`.
-pub(super) fn prepare(mode: SslMode, sslrootcert: Option<&str>, direct: bool) -> Result<Tls> {
+/// Whether what is said to this host stays on this machine: `localhost`, a loopback address, or the
+/// folder of a socket.
+#[must_use]
+pub fn is_local_host(host: &str) -> bool {
+    host == "localhost"
+        || host.starts_with('/')
+        || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// Makes what a mode asks for; `None` for plain text. `sslrootcert` is a file of certificates in PEM, or
+/// `system`. `direct`: TLS is spoken from the first byte (Postgres 17).
+///
+/// # Errors
+/// `Invalid` if the authorities to trust cannot be read.
+pub fn client_config(
+    mode: SslMode,
+    sslrootcert: Option<&str>,
+    direct: bool,
+) -> Result<Option<Arc<ClientConfig>>> {
     let provider = Arc::new(ring::default_provider());
     let checking = match mode {
         SslMode::Disable => return Ok(None),
@@ -107,7 +133,22 @@ pub(super) fn prepare(mode: SslMode, sslrootcert: Option<&str>, direct: bool) ->
         // A server that is greeted with TLS at once wants to be told the protocol.
         config.alpn_protocols = vec![b"postgresql".to_vec()];
     }
-    Ok(Some(MakeRustlsConnect::new(config)))
+    Ok(Some(Arc::new(config)))
+}
+
+/// The hash of a server's certificate that ties a login to the connection it is made on (RFC 5929,
+/// `tls-server-end-point`). `None` if the certificate is signed in a way that the RFC names no hash for.
+#[must_use]
+pub fn end_point_hash(certificate: &[u8]) -> Option<Vec<u8>> {
+    let signed_by = Certificate::from_der(certificate).ok()?.signature_algorithm.oid;
+    // MD5 and SHA-1 are replaced by SHA-256, as the RFC says.
+    Some(match signed_by.to_string().as_str() {
+        "1.2.840.113549.1.1.4" | "1.2.840.113549.1.1.5" | "1.2.840.113549.1.1.11" | "1.2.840.10045.4.1"
+        | "1.2.840.10045.4.3.2" => Sha256::digest(certificate).to_vec(),
+        "1.2.840.113549.1.1.12" | "1.2.840.10045.4.3.3" => Sha384::digest(certificate).to_vec(),
+        "1.2.840.113549.1.1.13" | "1.2.840.10045.4.3.4" => Sha512::digest(certificate).to_vec(),
+        _ => return None,
+    })
 }
 
 fn roots(path: Option<&str>) -> Result<RootCertStore> {
@@ -202,12 +243,28 @@ mod tests {
 
     #[test]
     fn a_missing_or_empty_file_of_certificates_is_named() {
-        let refused = |path: &str| match prepare(SslMode::VerifyFull, Some(path), false) {
+        let refused = |path: &str| match client_config(SslMode::VerifyFull, Some(path), false) {
             Ok(_) => panic!("{path} was taken"),
             Err(error) => error.chain(),
         };
         assert!(refused("/no/such/ca.pem").contains("/no/such/ca.pem"));
         assert!(refused("/dev/null").contains("/dev/null"));
-        assert!(prepare(SslMode::Disable, Some("/no/such/ca.pem"), false).unwrap().is_none());
+        assert!(client_config(SslMode::Disable, Some("/no/such/ca.pem"), false).unwrap().is_none());
+    }
+
+    #[test]
+    fn only_this_machine_is_local() {
+        for local in ["localhost", "127.8.0.1", "::1", "/run/postgresql"] {
+            assert!(is_local_host(local), "{local}");
+        }
+        for remote in ["db.example.com", "10.0.0.1", "localhost.example.com", ""] {
+            assert!(!is_local_host(remote), "{remote}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_certificate_has_no_hash() {
+        assert_eq!(end_point_hash(b""), None);
+        assert_eq!(end_point_hash(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
     }
 }
