@@ -8,6 +8,7 @@
 //! - `shard.rs`, `sequence.rs`, `record.rs`, `limits.rs`, `reshaping.rs` are pure: how a record chooses
 //!   its shard is [`HashKey::of`] and [`route`].
 //! - [`identity`] is what a published change carries, so that nobody takes it for another or for new.
+//! - [`kpl`] puts several records in one and takes them apart, in Amazon's format.
 //! - Backends: [`Memory`], `Sqlite`, `Kinesis` (a feature each). Wrappers: [`Faulty`], [`Instrumented`].
 //! - [`conformance`] is the suite that every one of them passes.
 
@@ -19,6 +20,7 @@ pub mod identity;
 mod instrumented;
 #[cfg(feature = "kinesis")]
 mod kinesis;
+pub mod kpl;
 mod limits;
 mod lineage;
 mod memory;
