@@ -2,6 +2,7 @@
 
 pub mod assembler;
 pub mod checkpoint;
+pub mod envelope;
 pub mod framing;
 pub mod frontier;
 pub mod pgoutput;
@@ -10,3 +11,5 @@ pub mod quarantine;
 pub mod sink;
 mod spill;
 pub mod start;
+pub mod table;
+mod value;
