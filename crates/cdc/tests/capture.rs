@@ -22,7 +22,8 @@ struct Way {
 }
 
 const PLAIN: Way = Way { name: "v1", options: "proto_version '1', messages 'on'", since: 15 };
-const BINARY: Way = Way { name: "v1_binary", options: "proto_version '1', messages 'on', binary 'on'", since: 15 };
+const BINARY: Way =
+    Way { name: "v1_binary", options: "proto_version '1', messages 'on', binary 'on'", since: 15 };
 const STREAMED: Way =
     Way { name: "v2_streamed", options: "proto_version '2', messages 'on', streaming 'on'", since: 15 };
 const STREAMED_3: Way = Way {
@@ -190,11 +191,13 @@ async fn capture() {
 async fn record(story: &Story, database: Database) {
     let (a, b, other) = (database.client().await, database.client().await, database.client().await);
     let version: i32 = {
-        let row = a.query_one("SELECT current_setting('server_version_num')::int / 10000", &[]).await.unwrap();
+        let row =
+            a.query_one("SELECT current_setting('server_version_num')::int / 10000", &[]).await.unwrap();
         row.get(0)
     };
     // What an earlier run left behind.
-    let forget = "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin WHERE roname = 'tenure_golden'";
+    let forget =
+        "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin WHERE roname = 'tenure_golden'";
     other.batch_execute(forget).await.unwrap();
     a.batch_execute(story.setup).await.unwrap();
 
@@ -219,7 +222,8 @@ async fn record(story: &Story, database: Database) {
             }
             text.push('\n');
         }
-        let path = format!("{}/tests/golden/{}_{version}_{}.hex", env!("CARGO_MANIFEST_DIR"), story.name, way.name);
+        let path =
+            format!("{}/tests/golden/{}_{version}_{}.hex", env!("CARGO_MANIFEST_DIR"), story.name, way.name);
         std::fs::write(path, text).unwrap();
     }
 }
