@@ -19,6 +19,11 @@
 //! table as it never was for anybody else (`ALTER TABLE` after the savepoint), and the server forgets at each
 //! roll back what it described in this transaction, and describes it again.
 //!
+//! One thing cannot be told from what the server sends: it names the whole transaction with each logical
+//! message in a chunk, also if a subtransaction emitted it. If one is rolled back after that, the message may
+//! have gone with it or not. Such a transaction is refused at its commit, with the advice to do without
+//! streaming, rather than given out with a message too many or too few.
+//!
 //! Nothing here is durable, nor needs to be: the server sends again what was not confirmed.
 //!
 //! Invariant AS-1: between `Begin` and `Commit` everything belongs to one committed transaction.
@@ -108,6 +113,10 @@ enum State {
 struct Streamed {
     spool: Spool,
     aborted: Aborted,
+    /// A logical message came, and we do not know of which subtransaction.
+    has_message: bool,
+    /// After that a subtransaction was rolled back: maybe that one.
+    is_doubtful: bool,
 }
 
 struct Replaying {
@@ -145,7 +154,8 @@ impl Assembler {
     /// assembler refuses to go on: make a new session and a new assembler, nothing was confirmed.
     /// - `Corrupt`: the message is malformed or out of place.
     /// - `Unavailable`, `Denied`: the disk is full or cannot be written to.
-    /// - `Invalid`: there is no such directory, a bound is exceeded, or an error came before.
+    /// - `Invalid`: there is no such directory, a bound is exceeded, a streamed transaction cannot be told from
+    ///   what it rolled back (see the [module](self)), or an error came before.
     #[inline]
     pub fn push<'a>(&mut self, at: Lsn, bytes: &'a [u8]) -> Result<Assembled<'a>> {
         match self.state {
@@ -205,6 +215,7 @@ impl Assembler {
                     None => (bytes.first(), bytes.get(1..)),
                 };
                 let (Some(kind), Some(rest)) = (kind, rest) else { return Err(out_of_place()) };
+                streamed.has_message |= matches!(message, Message::Logical { .. });
                 self.spill.append(&mut streamed.spool, at, subxid.unwrap_or(*xid), *kind, rest)?;
                 Ok(Assembled::Nothing)
             }
@@ -260,9 +271,17 @@ impl Assembler {
 
     fn streamed_commit<'a>(&mut self, xid: Xid, commit: Commit) -> Result<Assembled<'a>> {
         self.expect_idle("a streamed transaction commits")?;
-        let Some(Streamed { spool, mut aborted }) = self.streamed.remove(&xid) else {
+        let Some(Streamed { spool, mut aborted, is_doubtful, .. }) = self.streamed.remove(&xid) else {
             return Err(disorder(format!("transaction {} commits, and no chunk of it came", xid.0)));
         };
+        if is_doubtful {
+            return Err(Error::invalid(format!(
+                "transaction {} emitted logical messages and then rolled back to a savepoint, and the server does \
+                 not tell whether they were rolled back too: turn streaming off for this pipeline, so that the \
+                 server sorts them out, or leave logical messages out; nothing is lost",
+                xid.0
+            )));
+        }
         aborted.sort();
         let replay = self.spill.replay(spool)?;
         self.state = State::Replaying(Box::new(Replaying { replay, aborted, end_lsn: commit.end_lsn }));
@@ -279,6 +298,7 @@ impl Assembler {
             }
         } else if let Some(streamed) = self.streamed.get_mut(&xid) {
             streamed.aborted.add(subxid)?;
+            streamed.is_doubtful |= streamed.has_message;
         }
         Ok(Assembled::Nothing)
     }

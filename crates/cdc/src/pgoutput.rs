@@ -413,7 +413,9 @@ impl fmt::Display for Malformed {
                 char::from(*mark).escape_default()
             ),
             Problem::UnknownKind => write!(f, "message `{kind}` is of no known kind: use protocol 1 to 4"),
-            Problem::Truncated => write!(f, "message `{kind}` ends too early, in what begins at byte {offset}"),
+            Problem::Truncated => {
+                write!(f, "message `{kind}` ends too early, in what begins at byte {offset}")
+            }
             Problem::Trailing => write!(f, "message `{kind}` goes on after its end at byte {offset}"),
             Problem::BadText => write!(
                 f,
@@ -444,9 +446,9 @@ impl Decoder {
     #[inline]
     pub fn decode<'a>(&mut self, bytes: &'a [u8]) -> Result<Message<'a>, Malformed> {
         let mut reader = Reader { all: bytes, left: bytes };
-        let message = reader.message(self.in_chunk).and_then(|message| {
-            if reader.left.is_empty() { Ok(message) } else { Err(Problem::Trailing) }
-        });
+        let message = reader
+            .message(self.in_chunk)
+            .and_then(|message| if reader.left.is_empty() { Ok(message) } else { Err(Problem::Trailing) });
         match message {
             Ok(message) => {
                 match message {
@@ -456,11 +458,9 @@ impl Decoder {
                 }
                 Ok(message)
             }
-            Err(problem) => Err(Malformed {
-                kind: bytes.first().copied().unwrap_or(0),
-                offset: reader.offset(),
-                problem,
-            }),
+            Err(problem) => {
+                Err(Malformed { kind: bytes.first().copied().unwrap_or(0), offset: reader.offset(), problem })
+            }
         }
     }
 }

@@ -200,6 +200,13 @@ impl Spill {
     }
 }
 
+#[cfg(test)]
+impl Spool {
+    pub(crate) fn memory_capacity(&self) -> usize {
+        self.memory.capacity()
+    }
+}
+
 /// Reads the messages of a transaction in their order.
 pub(crate) struct Replay {
     /// Bytes on disk and in memory that it counts for.
