@@ -1,1 +1,3 @@
 //! Tests that need a server.
+
+mod transport;
