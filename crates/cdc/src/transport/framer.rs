@@ -4,7 +4,7 @@
 //! nor allocated. Only the unfinished last one is moved, to the front, when the room behind it runs out.
 //!
 //! ```text
-//!   buffer  ······[ w ][ w ][ k ][ w ··            
+//!   buffer  ······[ w ][ w ][ k ][ w ··
 //!                 start              end           room
 //! ```
 
@@ -161,6 +161,9 @@ mod tests {
     }
 
     proptest! {
+        // Each moves megabytes.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn however_the_bytes_arrive_the_messages_are_the_same(
             bodies in prop::collection::vec((any::<u8>(), prop_oneof![
@@ -176,7 +179,9 @@ mod tests {
             prop_assert_eq!(messages, bodies);
             prop_assert_eq!(framer.start, framer.end);
         }
+    }
 
+    proptest! {
         #[test]
         fn whatever_the_bytes_are_nothing_panics_and_little_is_kept(
             bytes in prop::collection::vec(any::<u8>(), 0..2000),

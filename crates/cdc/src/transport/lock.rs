@@ -54,6 +54,7 @@ impl ReplicationLock {
         }
         let shared = &self.shared;
         let asked = shared.pulse.ask(shared.closer.kept_bytes_max());
+        // Of a stream that is about to end, what still comes is an answer too.
         shared.send_status(None, true).await?;
         shared.pulse.answered(asked).await;
         Ok(Pulse { backend: Some(shared.backend), holds: None })
@@ -157,6 +158,7 @@ impl LockSession for ReplicationLock {
         );
         let Some(row) = self.ask("give an advisory lock back", &sql).await? else {
             // The server lets go of its locks before it closes, and the reader sees that.
+            let _giving_back = GivingBack::begin(&self.shared);
             self.shared.closer.close(Shutdown::Write);
             let why = self.shared.ended().await;
             tracing::debug!(error = %why.chain(), "the session ended with its lock");
@@ -172,7 +174,10 @@ impl LockSession for ReplicationLock {
     }
 
     async fn ended(&self) -> Error {
-        self.shared.ended().await
+        let why = self.shared.ended().await;
+        // It cannot fail: the sender lives as long as this.
+        let _ = self.shared.giving_back.subscribe().wait_for(|giving| !giving).await;
+        why
     }
 
     fn end(&self) {
@@ -187,6 +192,22 @@ impl LockSession for ReplicationLock {
 impl fmt::Debug for ReplicationLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("ReplicationLock").field(&self.shared).finish()
+    }
+}
+
+/// While it lives, the end of the session is an answer to `unlock` and not a loss.
+struct GivingBack<'a>(&'a Shared);
+
+impl<'a> GivingBack<'a> {
+    fn begin(shared: &'a Shared) -> Self {
+        shared.giving_back.send_replace(true);
+        Self(shared)
+    }
+}
+
+impl Drop for GivingBack<'_> {
+    fn drop(&mut self) {
+        self.0.giving_back.send_replace(false);
     }
 }
 

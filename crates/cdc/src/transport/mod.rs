@@ -3,7 +3,7 @@
 //! ```text
 //!   Endpoint ── connect ──► Session ── start_replication ──► Receiver + Sender
 //!                             │ ▲                               │
-//!                   query ◄───┘ └──────────── rejoin ◄──────────┘
+//!                   query ◄───┘ └──────────── rejoin ◄──────────┘   (once; then SQL only)
 //!                             └─ lock ──► ReplicationLock (a LockSession for the election)
 //! ```
 //!

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex as SyncMutex};
 
 use bytes::BytesMut;
@@ -100,6 +101,8 @@ impl Session {
             reader: Mutex::new(None),
             writer: Mutex::new(Writer { outbox, last: Status::default(), finished: false }),
             pulse,
+            streamed: AtomicBool::new(false),
+            giving_back: watch::Sender::new(false),
             held: SyncMutex::new(BTreeMap::new()),
             witness: Mutex::new(None),
         };

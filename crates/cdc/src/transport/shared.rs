@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::Shutdown;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex, MutexGuard, PoisonError};
 
 use postgres_protocol::message::frontend;
@@ -33,6 +33,10 @@ pub(super) struct Shared {
     pub(super) reader: Mutex<Option<Inbox>>,
     pub(super) writer: Mutex<Writer>,
     pub(super) pulse: Pulse,
+    /// A stream has begun on it.
+    pub(super) streamed: AtomicBool,
+    /// The session is being ended to give its lock back; whoever does that tells first.
+    pub(super) giving_back: watch::Sender<bool>,
     /// What Postgres would grant to this session once more.
     pub(super) held: SyncMutex<BTreeMap<LockKey, Held>>,
     /// A second session that looks at the first one's lock.
@@ -175,14 +179,15 @@ impl Shared {
         super::session::ask(self, inbox, doing, sql).await.map(Some)
     }
 
-    /// Sends a StandbyStatusUpdate: a new status, or the last one again.
+    /// Sends a StandbyStatusUpdate: a new status, or the last one again. `false` if the stream was finished,
+    /// and nothing can be sent on it any more.
     ///
     /// # Cancel safety
     /// May be dropped; then it may or may not be sent.
-    pub(super) async fn send_status(&self, status: Option<Status>, reply: bool) -> Result<()> {
+    pub(super) async fn send_status(&self, status: Option<Status>, reply: bool) -> Result<bool> {
         let mut writer = self.writer.lock().await;
         if writer.finished {
-            return Err(Error::invalid("the stream was finished: there is nothing more to confirm on it"));
+            return Ok(false);
         }
         let status = status.unwrap_or(writer.last);
         writer.last = status;
@@ -198,7 +203,8 @@ impl Shared {
             frontend::CopyData::new(&body[..])?.write(out);
             Ok(())
         });
-        sent.await.map_err(|error| self.noted(error, true))
+        sent.await.map_err(|error| self.noted(error, true))?;
+        Ok(true)
     }
 }
 

@@ -7,7 +7,8 @@
 //! ```
 //!
 //! The two work apart: feedback goes on while nobody reads, else the server would take a slow sink for a
-//! dead client. After `finish` and `Frame::Done` they are one [`Session`] again.
+//! dead client. After `finish` and `Frame::Done` they are one [`Session`] again, for SQL: a server's process
+//! streams changes once and refuses nothing the second time, but sends nothing either.
 //!
 //! A server that shuts down in good order first waits until everything that it sent is confirmed, and asks
 //! for it by keepalives. Confirm their `wal_end` as flushed as soon as everything before it is settled, or
@@ -15,6 +16,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use postgres_protocol::message::backend::Message;
 use postgres_protocol::message::frontend;
@@ -139,7 +141,7 @@ impl Session {
     ///
     /// # Errors
     /// `Unavailable` if somebody else uses the slot (SQLSTATE 55006), `Invalid` if there is no such slot
-    /// (42704) or it has lost its WAL (55000), or if the options do not fit. That a publication is missing is
+    /// (42704) or it has lost its WAL (55000), if the options do not fit, or if the session has streamed before. That a publication is missing is
     /// told only when a change is decoded, by [`Receiver::next`]. The session is over in any case.
     ///
     /// # Cancel safety
@@ -172,10 +174,13 @@ async fn begin(shared: &Shared, doing: &str, command: &str) -> Result<Inbox> {
     let place = shared.place();
     let mut reader = shared.reader.lock().await;
     let inbox = reader.as_mut().ok_or_else(|| Error::invalid("the session streams already"))?;
+    if shared.streamed.swap(true, Ordering::Relaxed) {
+        return Err(Error::invalid(
+            "the session has streamed before, and a server's process streams once: connect anew",
+        ));
+    }
     {
         let mut writer = shared.writer.lock().await;
-        writer.finished = false;
-        writer.last = Status::default();
         writer
             .outbox
             .send(place, |out| frontend::query(command, out))
@@ -473,7 +478,7 @@ impl Sender {
     /// the server answers by a keepalive.
     ///
     /// # Errors
-    /// `Unavailable` if the connection is lost.
+    /// `Unavailable` if the connection is lost, `Invalid` after [`Sender::finish`].
     ///
     /// # Cancel safety
     /// May be dropped; then it may or may not be sent.
@@ -484,7 +489,10 @@ impl Sender {
         applied: Lsn,
         reply_requested: bool,
     ) -> Result<()> {
-        self.shared.send_status(Some(Status { received, flushed, applied }), reply_requested).await
+        match self.shared.send_status(Some(Status { received, flushed, applied }), reply_requested).await? {
+            true => Ok(()),
+            false => Err(Error::invalid("the stream was finished: there is nothing more to confirm on it")),
+        }
     }
 
     /// Says that no more is wanted. The server stops, and [`Receiver::next`] gives what was on the way and

@@ -62,7 +62,12 @@ impl ScratchServer {
 
     /// `postgres://user:password@127.0.0.1:port/postgres`.
     pub(super) fn url(&self, user: &str, password: &str) -> String {
-        format!("postgres://{user}:{password}@127.0.0.1:{}/postgres", self.port)
+        self.url_of(user, password, "postgres")
+    }
+
+    /// The same, of another database.
+    pub(super) fn url_of(&self, user: &str, password: &str, database: &str) -> String {
+        format!("postgres://{user}:{password}@127.0.0.1:{}/{database}", self.port)
     }
 
     /// The superuser, by another client.

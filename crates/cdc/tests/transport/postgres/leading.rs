@@ -71,7 +71,11 @@ async fn a_stream_keeps_the_lock_and_the_next_leads_when_it_is_cut() {
     assert!(leading.is_valid());
     // No second session was needed for it.
     let sql = "SELECT count(*)::text FROM pg_stat_activity WHERE application_name = current_database()";
-    assert_eq!(world.text(sql).await, "2");
+    until("two sessions suffice", async || {
+        stream_for(&mut receiver, 300).await;
+        world.text(sql).await == "2"
+    })
+    .await;
 
     drop((receiver, sender));
     let next = in_time(standby).await.unwrap();
@@ -117,6 +121,10 @@ async fn after_the_stream_the_lock_is_given_back_and_the_session_stays() {
     let session = world.session_with_slot().await;
     let leading = shard.lead(&session).await;
     let (receiver, sender) = world.stream(session).await;
+    // Finished and not rejoined yet: nothing can be asked on it, and nothing is lost.
+    sender.finish().await.unwrap();
+    pause(5000).await;
+    assert!(leading.is_valid(), "{:?}", leading.end());
     let mut session = in_time(receiver.rejoin(soon(), sender)).await.unwrap();
     pause(1000).await;
     assert!(leading.is_valid());

@@ -63,9 +63,9 @@ async fn each_way_to_log_in_works_and_each_refusal_says_what_to_do() {
     let without = connect(&Endpoint::from_address(address, None).unwrap()).await.unwrap_err();
     tells(&without, Kind::Denied, "asks for a password");
     tells(&refusal(&server.url("nobody", "x")).await, Kind::Denied, "pg_hba.conf");
-    let elsewhere = server.url("by_scram", "scram-s3cret").replace("/postgres", "/template1");
+    let elsewhere = server.url_of("by_scram", "scram-s3cret", "template1");
     tells(&refusal(&elsewhere).await, Kind::Denied, "pg_hba.conf");
-    let no_database = server.url("postgres", PASSWORD).replace("/postgres", "/none");
+    let no_database = server.url_of("postgres", PASSWORD, "none");
     tells(&refusal(&no_database).await, Kind::Invalid, "no such database");
     tells(&refusal(&server.url("plain", "plain-s3cret")).await, Kind::Denied, "REPLICATION");
     let bound = format!("{}?channel_binding=require", server.url("by_scram", "scram-s3cret"));
@@ -166,7 +166,7 @@ async fn sql_is_exact_and_a_dropped_question_does_not_confuse_the_next() {
         ("SELECT '\\x00ff'::bytea", "\\x00ff"),
         ("SELECT 'public.t'::regclass", "public.t"),
         ("SHOW wal_sender_timeout", "10s"),
-        ("SHOW tcp_user_timeout", "10s"),
+        ("SHOW tcp_user_timeout", "10000"),
     ] {
         assert_eq!(one(&mut session, sql).await, exact, "{sql}");
     }

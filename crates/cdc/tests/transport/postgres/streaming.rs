@@ -5,21 +5,29 @@ use super::*;
 #[tokio::test]
 async fn a_session_streams_and_takes_sql_again() {
     let world = World::new().await;
-    let mut session = world.session_with_slot().await;
+    let session = world.session_with_slot().await;
     let backend = session.backend();
-    for round in 0..3 {
-        let (mut receiver, sender) = world.stream(session).await;
-        for id in 0..50 {
-            world.insert(round * 50 + id).await;
-        }
-        let end = read_inserts(&mut receiver, 50).await;
-        sender.status(end, end, end, false).await.unwrap();
-        until("the slot moves", async || world.confirmed().await == end).await;
-        session = in_time(receiver.rejoin(soon(), sender.clone())).await.unwrap();
-        let rows = session.query(soon(), "SELECT pg_backend_pid()").await.unwrap();
-        assert_eq!(rows[0].get(0), Some(backend.to_string().as_str()));
-        tells(&sender.status(end, end, end, false).await.unwrap_err(), Kind::Invalid, "finished");
+    let (mut receiver, sender) = world.stream(session).await;
+    for id in 0..50 {
+        world.insert(id).await;
     }
+    let end = read_inserts(&mut receiver, 50).await;
+    sender.status(end, end, end, false).await.unwrap();
+    until("the slot moves", async || world.confirmed().await == end).await;
+    // Before we say so, nothing is over; and what is on the way then comes first.
+    world.insert(50).await;
+    sender.finish().await.unwrap();
+    in_time(async { while receiver.next().await.unwrap() != Frame::Done {} }).await;
+    tells(&receiver.next().await.unwrap_err(), Kind::Invalid, "rejoin");
+    let mut session = in_time(receiver.rejoin(soon(), sender.clone())).await.unwrap();
+    let rows = session.query(soon(), "SELECT pg_backend_pid()").await.unwrap();
+    assert_eq!(rows[0].get(0), Some(backend.to_string().as_str()));
+    tells(&sender.status(end, end, end, false).await.unwrap_err(), Kind::Invalid, "finished");
+    // Postgres would say yes and send nothing.
+    tells(&world.try_stream(session).await.unwrap_err(), Kind::Invalid, "connect anew");
+
+    let (receiver, sender) = world.stream(world.session().await).await;
+    let session = in_time(receiver.rejoin(soon(), sender)).await.unwrap();
     session.close(soon()).await.unwrap();
     let slot = world.text(
         "SELECT count(*)::text FROM pg_replication_slots WHERE active AND slot_name = current_database()",
@@ -176,24 +184,21 @@ async fn a_terminated_backend_is_an_error_that_says_so() {
 #[tokio::test]
 async fn versions_and_forms_are_as_asked() {
     let world = World::new().await;
-    let mut session = world.session_with_slot().await;
+    world.session_with_slot().await.close(soon()).await.unwrap();
     for (proto_version, streaming, binary) in
         [(Some(1), false, false), (Some(2), true, true), (None, true, false)]
     {
         let options = PluginOptions { proto_version, streaming, binary, messages: true, ..world.options() };
         let (mut receiver, sender) =
-            session.start_replication(soon(), &world.slot, Lsn(0), &options).await.unwrap();
+            world.session().await.start_replication(soon(), &world.slot, Lsn(0), &options).await.unwrap();
         world.run("SELECT pg_logical_emit_message(true, 'here', 'said')").await;
-        let said = in_time(async {
-            loop {
-                if let Frame::Data { payload: [b'M', ..], .. } = receiver.next().await.unwrap() {
-                    return true;
-                }
-            }
-        });
-        assert!(said.await);
-        session = in_time(receiver.rejoin(soon(), sender)).await.unwrap();
+        in_time(async {
+            while !matches!(receiver.next().await.unwrap(), Frame::Data { payload: [b'M', ..], .. }) {}
+        })
+        .await;
+        in_time(receiver.rejoin(soon(), sender)).await.unwrap().close(soon()).await.unwrap();
     }
+    let session = world.session().await;
     let small = PluginOptions { frame_bytes_max: 1000, ..world.options() };
     let (mut receiver, _sender) =
         session.start_replication(soon(), &world.slot, Lsn(0), &small).await.unwrap();
