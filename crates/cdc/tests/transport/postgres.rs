@@ -45,7 +45,7 @@ impl World {
 
     /// On the server of a superuser's URL.
     async fn at(admin: &str) -> Self {
-        let name = format!("cdc_{}", &Entropy::system().nonce()[..16]);
+        let name = format!("transport_{}", &Entropy::system().nonce()[..16]);
         let superuser = client(admin).await;
         superuser.batch_execute(&format!("CREATE DATABASE {name}")).await.unwrap();
         let (server, _) = admin.rsplit_once('/').unwrap();
