@@ -59,7 +59,10 @@ impl Address {
             let Some(value) = value else {
                 return Err(Error::invalid(format!("address option `{name}` has no value: {shape}")));
             };
-            if options.insert(name.to_owned(), percent_decoded(&format!("address option `{name}`"), value)?).is_some() {
+            if options
+                .insert(name.to_owned(), percent_decoded(&format!("address option `{name}`"), value)?)
+                .is_some()
+            {
                 return Err(Error::invalid(format!("address option `{name}` is given twice: keep one")));
             }
         }

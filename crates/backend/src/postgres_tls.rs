@@ -143,7 +143,10 @@ pub fn end_point_hash(certificate: &[u8]) -> Option<Vec<u8>> {
     let signed_by = Certificate::from_der(certificate).ok()?.signature_algorithm.oid;
     // MD5 and SHA-1 are replaced by SHA-256, as the RFC says.
     Some(match signed_by.to_string().as_str() {
-        "1.2.840.113549.1.1.4" | "1.2.840.113549.1.1.5" | "1.2.840.113549.1.1.11" | "1.2.840.10045.4.1"
+        "1.2.840.113549.1.1.4"
+        | "1.2.840.113549.1.1.5"
+        | "1.2.840.113549.1.1.11"
+        | "1.2.840.10045.4.1"
         | "1.2.840.10045.4.3.2" => Sha256::digest(certificate).to_vec(),
         "1.2.840.113549.1.1.12" | "1.2.840.10045.4.3.3" => Sha384::digest(certificate).to_vec(),
         "1.2.840.113549.1.1.13" | "1.2.840.10045.4.3.4" => Sha512::digest(certificate).to_vec(),

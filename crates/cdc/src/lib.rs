@@ -1,15 +1,31 @@
 //! Row changes of Postgres, published to a stream: nothing lost, order kept, every event identifiable.
+//!
+//! ```text
+//! transport ─► pgoutput ─► assembler ─► intake ─► publisher ─► sink
+//!     ▲                               (lanes)       │ frontier
+//!     └────────── feedback ◄── checkpoint row ◄─────┘
+//! ```
+//!
+//! [`service::Service`] runs it all. What decides is pure: [`pgoutput`], [`intake`], [`publisher`],
+//! [`frontier`], [`checkpoint`], [`start`]. What does it is thin: [`transport`], [`sink`], `pipeline`.
 
 pub mod assembler;
 pub mod checkpoint;
 pub mod envelope;
 pub mod framing;
 pub mod frontier;
+pub mod intake;
 pub mod pgoutput;
+mod pipeline;
+pub mod progress;
 pub mod publisher;
 pub mod quarantine;
+pub mod server;
+pub mod service;
+pub mod settings;
 pub mod sink;
 mod spill;
 pub mod start;
 pub mod table;
-mod value;
+pub mod transport;
+pub mod value;

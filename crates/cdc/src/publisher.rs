@@ -30,9 +30,9 @@ use bytes::Bytes;
 use tenure_backend::Kind;
 use tenure_clock::{Entropy, Monotonic};
 use tenure_stream::identity::{Era, Floor, Lane, Lanes, Lsn, Position};
-use tenure_stream::{Limits, Put, Record};
+use tenure_stream::{HashKey, Limits, Put, Record};
 
-use crate::framing::Framing;
+use crate::framing::{Frame, Framing};
 use crate::frontier::{Frontier, Ordinal};
 
 /// How much may be under way, and how it is packed.
@@ -67,7 +67,7 @@ impl Default for PublisherSettings {
             calls_max: 16,
             backoff_min: Duration::from_millis(20),
             backoff_max: Duration::from_secs(10),
-            framing: Framing::Lines,
+            framing: Framing::Aggregated,
         }
     }
 }
@@ -250,8 +250,9 @@ struct Unit {
     number: u64,
     /// It is in a call.
     under: bool,
-    data: Vec<u8>,
-    /// The finished record; nothing is added any more.
+    /// It grows, until it is sealed.
+    frame: Option<Frame>,
+    /// Sealed; from here on its bytes never change.
     sealed: Option<Record>,
     partition_key: Arc<str>,
     events: Vec<EventMeta>,
@@ -370,19 +371,16 @@ impl Publisher {
         debug_assert!(state.last.is_none_or(|last| last < id), "{:?} then {id:?}", state.last);
         let grows = parked.is_none()
             && state.units.back().is_some_and(|unit| {
-                let added = settings.framing.size_added(partition_key, bytes.len());
-                unit.sealed.is_none()
-                    && unit.errand.is_none()
-                    && settings.framing.holds_many()
-                    && unit.data.len() + added + unit.partition_key.len() <= limit
+                let frame = unit.frame.as_ref().filter(|_| unit.errand.is_none());
+                let size = frame.and_then(|frame| frame.size_with(partition_key, bytes.len()));
+                size.is_some_and(|size| size + unit.partition_key.len() <= limit)
             });
         if !grows {
-            let mut data = Vec::with_capacity(settings.framing.size_alone(partition_key, bytes.len()));
-            settings.framing.begin(&mut data, hash_key);
+            let room = settings.framing.size_alone(partition_key, bytes.len());
             state.units.push_back(Unit {
                 number: state.next_unit,
                 under: false,
-                data,
+                frame: Some(settings.framing.begin(hash_key, room)),
                 sealed: None,
                 partition_key: partition_key.into(),
                 events: Vec::with_capacity(1),
@@ -392,8 +390,10 @@ impl Publisher {
             });
             state.next_unit += 1;
         }
-        if let Some(unit) = state.units.back_mut() {
-            let start = settings.framing.add(&mut unit.data, partition_key, bytes);
+        if let Some(unit) = state.units.back_mut()
+            && let Some(frame) = &mut unit.frame
+        {
+            let start = frame.add(partition_key, bytes);
             let end = start + bytes.len();
             // Records are far smaller than 4 GiB.
             unit.events.push(EventMeta { id, ordinal, start: start as u32, end: end as u32 });
@@ -483,12 +483,11 @@ impl Publisher {
         let id = CallId(self.next_call);
         self.next_call += 1;
         let (mut under, mut records, mut bytes) = (Vec::new(), Vec::new(), 0);
-        let framing = self.settings.framing;
         while records.len() < self.limits.records_per_put_max {
             let Some((lane, since)) = self.ready.pop_front() else { break };
             let state = &mut self.lanes[usize::from(lane.0)];
             let Some(unit) = state.units.iter_mut().find(|unit| !unit.under) else { continue };
-            let record = unit.seal(framing, self.hash.hash_key(lane));
+            let record = unit.seal(self.hash.hash_key(lane));
             let size = record.size_bytes();
             if bytes + size > self.limits.bytes_per_put_max && !records.is_empty() {
                 self.ready.push_front((lane, since));
@@ -573,14 +572,14 @@ impl Publisher {
         for (meta, (pointer, parked)) in unit.events.iter().zip(pointers) {
             let bytes = pointer.len() + parked.content.len();
             self.bytes += bytes;
-            let mut data = Vec::with_capacity(framing.size_alone(&unit.partition_key, pointer.len()));
-            framing.begin(&mut data, hash_key);
-            let start = framing.add(&mut data, &unit.partition_key, &pointer);
+            let room = framing.size_alone(&unit.partition_key, pointer.len());
+            let mut frame = framing.begin(hash_key, room);
+            let start = frame.add(&unit.partition_key, &pointer);
             let (start, end) = (start as u32, (start + pointer.len()) as u32);
             units.push(Unit {
                 number: state.next_unit,
                 under: false,
-                data,
+                frame: Some(frame),
                 sealed: None,
                 partition_key: unit.partition_key.clone(),
                 events: vec![EventMeta { start, end, ..*meta }],
@@ -733,17 +732,17 @@ impl LaneState {
 }
 
 impl Unit {
-    /// Finishes the record: from here on its bytes never change.
-    fn seal(&mut self, framing: Framing, hash_key: tenure_stream::HashKey) -> &Record {
-        let Self { data, sealed, partition_key, .. } = self;
+    /// Finishes the record.
+    fn seal(&mut self, hash_key: HashKey) -> &Record {
+        let Self { frame, sealed, partition_key, .. } = self;
         sealed.get_or_insert_with(|| {
-            framing.finish(data);
-            let data = Bytes::from(std::mem::take(data));
-            Record { partition_key: partition_key.clone(), explicit_hash_key: Some(hash_key), data }
+            let data = frame.take().map(Frame::finish).unwrap_or_default();
+            Record::new(partition_key.clone(), data).at_hash_key(hash_key)
         })
     }
 
     fn taken_apart(&self, lane: Lane, reason: Arc<str>) -> Refused {
+        // Only what was sent can be refused.
         let data = self.sealed.as_ref().map(|record| record.data.clone()).unwrap_or_default();
         let mut prev = self.prev;
         let events = self.events.iter().map(|meta| RefusedEvent {

@@ -64,7 +64,7 @@ impl Sink for StreamSink {
     }
 
     fn framing(&self) -> Framing {
-        Framing::Lines
+        Framing::Aggregated
     }
 
     fn lanes(&self) -> Lanes {

@@ -5,5 +5,7 @@ mod capture;
 mod corpus;
 mod envelope;
 mod golden;
+mod pipeline;
 mod same_either_way;
 mod server;
+mod transport;

@@ -1,0 +1,368 @@
+//! The connection itself: a socket, perhaps with TLS around it, in two halves that work apart.
+//!
+//! The writing half keeps what was not sent yet, and the reading half what was not understood yet, so
+//! every step may be dropped in the middle and taken up again: nothing is sent or read by halves.
+
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::Shutdown;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Buf, BytesMut};
+use postgres_protocol::message::frontend;
+use rustls::pki_types::ServerName;
+use socket2::{SockRef, TcpKeepalive};
+use tenure_backend::postgres_tls::{self, SslMode};
+use tenure_backend::{Error, Kind, Result};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
+use tokio::net::{TcpStream, UnixStream, tcp, unix};
+use tokio::task::coop::has_budget_remaining;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+
+use super::endpoint::{Endpoint, Host};
+use super::evidence::Evidence;
+use super::failure::{garbled, lost};
+use super::framer::{Found, Framer, Unframed};
+use super::shared::Pulse;
+
+/// Between two probes of a silent peer.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+const PROBES: u32 = 3;
+
+/// A new connection, before anybody logged in on it.
+pub(super) struct Opened {
+    pub(super) read: ReadSide,
+    pub(super) write: WriteSide,
+    pub(super) closer: Closer,
+    /// What ties a login to this connection, if it is encrypted and the certificate allows it.
+    pub(super) end_point: Option<Vec<u8>>,
+    pub(super) encrypted: bool,
+}
+
+/// Connects, and secures the connection as the endpoint says.
+pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened> {
+    let place = endpoint.place();
+    let unreachable = |error: io::Error| {
+        Error::unavailable(format!(
+            "{place}: the server cannot be reached: is it running, and are host and port right?"
+        ))
+        .because(error)
+    };
+    let (name, stream) = match &endpoint.host {
+        Host::Unix(folder) => {
+            let path = folder.join(format!(".s.PGSQL.{}", endpoint.port));
+            let stream = UnixStream::connect(path).await.map_err(unreachable)?;
+            let (stream, closer) = unix_closer(stream).map_err(unreachable)?;
+            let (read, write) = stream.into_split();
+            let (read, write) = (ReadSide::Unix(read), WriteSide::Unix(write));
+            return Ok(Opened { read, write, closer, end_point: None, encrypted: false });
+        }
+        Host::Tcp { name, connect_to } => {
+            (name, TcpStream::connect((connect_to.as_str(), endpoint.port)).await.map_err(unreachable)?)
+        }
+    };
+    set_up(&stream, endpoint).map_err(unreachable)?;
+    let (mut stream, closer) = tcp_closer(stream).map_err(unreachable)?;
+    if let Some(config) = &endpoint.tls
+        && is_tls_offered(&mut stream, endpoint).await?
+    {
+        let name = ServerName::try_from(name.clone()).map_err(|error| {
+            Error::invalid(format!("{place}: the host's name cannot be in a certificate")).because(error)
+        })?;
+        let connecting = TlsConnector::from(config.clone()).connect(name, stream);
+        let stream = connecting.await.map_err(|error| not_secured(place, error))?;
+        let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
+        let end_point = certificate.and_then(|certificate| postgres_tls::end_point_hash(certificate));
+        let (read, write) = tokio::io::split(stream);
+        let (read, write) = (ReadSide::Tls(read), WriteSide::Tls(write));
+        return Ok(Opened { read, write, closer, end_point, encrypted: true });
+    }
+    let (read, write) = stream.into_split();
+    Ok(Opened {
+        read: ReadSide::Tcp(read),
+        write: WriteSide::Tcp(write),
+        closer,
+        end_point: None,
+        encrypted: false,
+    })
+}
+
+/// Asks for TLS in Postgres' own way. `false` if there is none and none is needed.
+async fn is_tls_offered(stream: &mut TcpStream, endpoint: &Endpoint) -> Result<bool> {
+    let place = endpoint.place();
+    let mut request = BytesMut::new();
+    frontend::ssl_request(&mut request);
+    stream.write_all(&request).await.map_err(|error| lost(place, error))?;
+    // One byte and no more: what follows belongs to TLS.
+    let mut answer = [0];
+    stream.read_exact(&mut answer).await.map_err(|error| lost(place, error))?;
+    match answer {
+        [b'S'] => Ok(true),
+        [b'N'] if endpoint.ssl_mode == SslMode::Prefer => Ok(false),
+        [b'N'] => Err(Error::new(
+            Kind::Denied,
+            format!(
+                "{place}: the server offers no TLS: enable it there, or trust the network with sslmode=disable"
+            ),
+        )),
+        // Also an error of the server, which nobody has vouched for yet: not shown.
+        _ => Err(garbled(place, "no answer to a request for TLS")),
+    }
+}
+
+fn not_secured(place: &str, error: io::Error) -> Error {
+    let refused = error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>());
+    if !refused {
+        return lost(place, error);
+    }
+    Error::new(
+        Kind::Denied,
+        format!(
+            "{place}: the server's certificate is not accepted: give its authority by sslrootcert=PATH, and the \
+             host by the name in the certificate"
+        ),
+    )
+    .because(error)
+}
+
+/// Makes this end notice that the other has vanished, at about the client's timeout.
+fn set_up(stream: &TcpStream, endpoint: &Endpoint) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let idle = (endpoint.client_timeout / 2).max(Duration::from_secs(1));
+    let probing = TcpKeepalive::new().with_time(idle).with_interval(PROBE_INTERVAL).with_retries(PROBES);
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&probing)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(endpoint.client_timeout))?;
+    Ok(())
+}
+
+// === closing ===
+
+/// Ends a connection whoever has its halves.
+pub(super) enum Closer {
+    Tcp(std::net::TcpStream),
+    Unix(std::os::unix::net::UnixStream),
+}
+
+impl Closer {
+    /// Without waiting. That it was closed before is no news.
+    pub(super) fn close(&self, how: Shutdown) {
+        let _ = match self {
+            Self::Tcp(socket) => socket.shutdown(how),
+            Self::Unix(socket) => socket.shutdown(how),
+        };
+    }
+
+    /// How much may lie in the socket unread.
+    pub(super) fn kept_bytes_max(&self) -> u64 {
+        /// What the layers above the socket may keep: a few records of TLS.
+        const ABOVE_BYTES: u64 = 64 * 1024;
+        let socket = match self {
+            Self::Tcp(socket) => SockRef::from(socket),
+            Self::Unix(socket) => SockRef::from(socket),
+        };
+        // Not known: then nothing is old enough to be told from it.
+        socket.recv_buffer_size().map_or(u64::MAX, |bytes| bytes as u64 + ABOVE_BYTES)
+    }
+}
+
+fn tcp_closer(stream: TcpStream) -> io::Result<(TcpStream, Closer)> {
+    let stream = stream.into_std()?;
+    let closer = Closer::Tcp(stream.try_clone()?);
+    Ok((TcpStream::from_std(stream)?, closer))
+}
+
+fn unix_closer(stream: UnixStream) -> io::Result<(UnixStream, Closer)> {
+    let stream = stream.into_std()?;
+    let closer = Closer::Unix(stream.try_clone()?);
+    Ok((UnixStream::from_std(stream)?, closer))
+}
+
+// === halves ===
+
+pub(super) enum ReadSide {
+    Tcp(tcp::OwnedReadHalf),
+    Unix(unix::OwnedReadHalf),
+    Tls(ReadHalf<TlsStream<TcpStream>>),
+}
+
+impl ReadSide {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Tcp(half) => Pin::new(half).poll_read(cx, buf),
+            Self::Unix(half) => Pin::new(half).poll_read(cx, buf),
+            Self::Tls(half) => Pin::new(half).poll_read(cx, buf),
+        }
+    }
+}
+
+pub(super) enum WriteSide {
+    Tcp(tcp::OwnedWriteHalf),
+    Unix(unix::OwnedWriteHalf),
+    Tls(WriteHalf<TlsStream<TcpStream>>),
+}
+
+impl WriteSide {
+    async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tcp(half) => half.write(bytes).await,
+            Self::Unix(half) => half.write(bytes).await,
+            Self::Tls(half) => half.write(bytes).await,
+        }
+    }
+
+    async fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Tcp(half) => half.flush().await,
+            Self::Unix(half) => half.flush().await,
+            Self::Tls(half) => half.flush().await,
+        }
+    }
+}
+
+// === writing ===
+
+/// Sends messages, each as a whole.
+pub(super) struct Outbox {
+    side: WriteSide,
+    pending: BytesMut,
+}
+
+impl Outbox {
+    pub(super) fn new(side: WriteSide) -> Self {
+        Self { side, pending: BytesMut::with_capacity(1024) }
+    }
+
+    /// Sends what `write` appends. Dropped before what was there earlier is gone, nothing is appended;
+    /// dropped later, the next call sends the rest.
+    ///
+    /// # Errors
+    /// The connection is lost, or `write` could not say it in Postgres' protocol.
+    pub(super) async fn send(
+        &mut self,
+        place: &str,
+        write: impl FnOnce(&mut BytesMut) -> io::Result<()>,
+    ) -> Result<()> {
+        self.flush(place).await?;
+        write(&mut self.pending).map_err(|error| {
+            self.pending.clear();
+            Error::invalid("it cannot be said to Postgres: it is too long or holds a zero byte")
+                .because(error)
+        })?;
+        self.flush(place).await
+    }
+
+    async fn flush(&mut self, place: &str) -> Result<()> {
+        while !self.pending.is_empty() {
+            let sent = self.side.write(&self.pending).await.map_err(|error| lost(place, error))?;
+            if sent == 0 {
+                return Err(lost(place, io::ErrorKind::WriteZero.into()));
+            }
+            self.pending.advance(sent);
+        }
+        self.side.flush().await.map_err(|error| lost(place, error))
+    }
+}
+
+// === reading ===
+
+/// Receives messages, where they lie.
+pub(super) struct Inbox {
+    side: ReadSide,
+    framer: Framer,
+    evidence: Evidence,
+    /// Answers to statements whose asker has gone, and to the present one.
+    pub(super) owed: u32,
+}
+
+impl Inbox {
+    pub(super) fn new(side: ReadSide, message_bytes_max: usize) -> Self {
+        Self { side, framer: Framer::new(message_bytes_max), evidence: Evidence::default(), owed: 0 }
+    }
+
+    pub(super) const fn set_max(&mut self, message_bytes_max: usize) {
+        self.framer.set_max(message_bytes_max);
+    }
+
+    /// The next message, if it was read already.
+    #[inline]
+    pub(super) fn buffered(&mut self, place: &str) -> Result<Option<Found>> {
+        self.framer.find().map_err(|why| unframed(place, why))
+    }
+
+    #[inline]
+    pub(super) fn body(&self, found: &Found) -> &[u8] {
+        self.framer.body(found)
+    }
+
+    pub(super) fn whole(&self, found: &Found) -> &[u8] {
+        self.framer.whole(found)
+    }
+
+    /// Waits for the next message.
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub(super) async fn next(&mut self, place: &str, pulse: &Pulse) -> Result<Found> {
+        loop {
+            if let Some(found) = self.buffered(place)? {
+                return Ok(found);
+            }
+            self.fill(place, pulse).await?;
+        }
+    }
+
+    /// Waits until more has been read. What was found before is gone.
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub(super) async fn fill(&mut self, place: &str, pulse: &Pulse) -> Result<()> {
+        let Self { side, framer, evidence, .. } = self;
+        let room = framer.room();
+        loop {
+            let mut nudged = pin!(pulse.nudged());
+            let read = poll_fn(|cx| {
+                let mut buffer = ReadBuf::new(room);
+                match side.poll_read(cx, &mut buffer) {
+                    Poll::Ready(Ok(())) => Poll::Ready(Some(Ok(buffer.filled().len()))),
+                    Poll::Ready(Err(error)) => Poll::Ready(Some(Err(error))),
+                    Poll::Pending => {
+                        // A task that has had its turn is told to wait although there may be something.
+                        if has_budget_remaining() {
+                            evidence.empty(pulse.asked());
+                        }
+                        nudged.as_mut().poll(cx).map(|()| None)
+                    }
+                }
+            });
+            match read.await {
+                // Somebody wants to know whether the socket is empty.
+                None => {}
+                Some(Ok(0)) => {
+                    return Err(Error::unavailable(format!("{place}: the server closed the connection")));
+                }
+                Some(Ok(bytes)) => {
+                    framer.filled(bytes);
+                    if let Some(answered) = evidence.read(pulse.asked(), bytes, pulse.kept_bytes_max()) {
+                        pulse.heard(answered);
+                    }
+                    return Ok(());
+                }
+                Some(Err(error)) => return Err(lost(place, error)),
+            }
+        }
+    }
+}
+
+fn unframed(place: &str, why: Unframed) -> Error {
+    match why {
+        Unframed::BadLength => garbled(place, "a message without a length"),
+        Unframed::TooLong { bytes } => Error::invalid(format!(
+            "{place}: the server sends a message of {bytes} bytes, more than is taken: raise the limit on one change"
+        )),
+    }
+}

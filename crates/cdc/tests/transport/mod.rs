@@ -1,0 +1,4 @@
+//! The session, its lock and its stream, on real servers.
+
+mod postgres;
+mod scratch_server;
