@@ -249,7 +249,6 @@ impl Service {
         };
         self.progress.update(|progress| progress.started_at = checkpoint.lsn.0);
         info!(start = %checkpoint.lsn, era = checkpoint.era.0, "starting to stream");
-        let _ = session.query(self.by(), "SET tcp_user_timeout = 0").await;
         let mut options = PluginOptions::new(self.settings.publications.clone());
         options.messages = self.settings.messages;
         let slot = &self.settings.slot;

@@ -147,14 +147,17 @@ impl Session {
     /// # Cancel safety
     /// Dropped, the session is over.
     pub async fn start_replication(
-        self,
+        mut self,
         by: Monotonic,
         slot: &SlotName,
         start: Lsn,
         options: &PluginOptions,
     ) -> Result<(Receiver, Sender)> {
+        let command = options.command(self.version(), slot, start)?;
+        // A reader that is held up by its sink closes the window of the connection, and the system of the
+        // server would take that for a vanished peer. From here on the server judges by our feedback.
+        self.query(by, "SET tcp_user_timeout = 0").await.map_err(|error| error.during("prepare to stream"))?;
         let shared = self.shared.clone();
-        let command = options.command(&shared.version, slot, start)?;
         let doing = format!("stream from slot `{slot}`");
         let starting = Box::pin(begin(&shared, &doing, &command));
         let started = within(&*shared.clock, by, starting).await;
