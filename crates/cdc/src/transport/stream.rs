@@ -156,7 +156,9 @@ impl Session {
         let command = options.command(self.version(), slot, start)?;
         // A reader that is held up by its sink closes the window of the connection, and the system of the
         // server would take that for a vanished peer. From here on the server judges by our feedback.
-        self.query(by, "SET tcp_user_timeout = 0").await.map_err(|error| error.during("prepare to stream"))?;
+        self.query(by, "SET tcp_user_timeout = 0")
+            .await
+            .map_err(|error| error.during("prepare to stream"))?;
         let shared = self.shared.clone();
         let doing = format!("stream from slot `{slot}`");
         let starting = Box::pin(begin(&shared, &doing, &command));

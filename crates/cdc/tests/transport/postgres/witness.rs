@@ -34,10 +34,11 @@ async fn a_reader_that_is_held_up_does_not_lose_the_lock() {
     .await;
     assert!(leading.is_valid());
 
-    // Held up again, and terminated: the witness does not see the lock, or the feedback fails.
+    // Held up again, and terminated: the server cannot say so, nor free the lock, before it is read.
     world.run("UPDATE t SET body = body || 'x'").await;
     pause(2000).await;
     world.run(&format!("SELECT pg_terminate_backend({})", receiver.backend())).await;
+    in_time(async { while receiver.next().await.is_ok() {} }).await;
     until("it is lost", async || leading.end().is_some()).await;
     feeding.abort();
 }
