@@ -251,6 +251,7 @@ impl Service {
         info!(start = %checkpoint.lsn, era = checkpoint.era.0, "starting to stream");
         let mut options = PluginOptions::new(self.settings.publications.clone());
         options.messages = self.settings.messages;
+        options.streaming = self.settings.streaming;
         let slot = &self.settings.slot;
         let started = session.start_replication(self.by(), slot, checkpoint.lsn, &options).await;
         let (mut receiver, sender) = match started {

@@ -24,6 +24,9 @@ pub struct PipelineSettings {
     pub lanes: Lanes,
     /// What `pg_logical_emit_message` wrote is published too.
     pub messages: bool,
+    /// Large transactions come while they run, and wait on our disk for their commit. Otherwise they wait on
+    /// the server's, and come once they have committed.
+    pub streaming: bool,
     /// How much may be under way.
     pub publisher: PublisherSettings,
     /// Where large transactions wait for their commit.
@@ -52,6 +55,7 @@ impl PipelineSettings {
             publications,
             lanes,
             messages: false,
+            streaming: true,
             publisher: PublisherSettings::default(),
             spill: SpillSettings { directory: default_spill_directory(), bytes_max: 64 << 30 },
             table: tenure_election::TABLE.into(),
