@@ -251,7 +251,8 @@ impl Service {
         info!(start = %checkpoint.lsn, era = checkpoint.era.0, "starting to stream");
         let mut options = PluginOptions::new(self.settings.publications.clone());
         options.messages = self.settings.messages;
-        options.streaming = self.settings.streaming;
+        // Of a message in a streamed transaction the server does not tell whether it was rolled back.
+        options.streaming = self.settings.streaming && !self.settings.messages;
         let slot = &self.settings.slot;
         let started = session.start_replication(self.by(), slot, checkpoint.lsn, &options).await;
         let (mut receiver, sender) = match started {

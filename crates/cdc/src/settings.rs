@@ -25,7 +25,7 @@ pub struct PipelineSettings {
     /// What `pg_logical_emit_message` wrote is published too.
     pub messages: bool,
     /// Large transactions come while they run, and wait on our disk for their commit. Otherwise they wait on
-    /// the server's, and come once they have committed.
+    /// the server's, and come once they have committed, as they always do with `messages`.
     pub streaming: bool,
     /// How much may be under way.
     pub publisher: PublisherSettings,

@@ -107,9 +107,12 @@ impl Session {
             witness: Mutex::new(None),
         };
         // Names as an output function shows them do not depend on the role's own path, and no limit that
-        // the role has for people ends a session that waits.
+        // the role has for people ends a session that waits. A database whose texts have no encoding cannot
+        // convert them: it would fail at the first that is not UTF-8, again and again.
         let sql = "SET search_path = ''; SET statement_timeout = 0; SET idle_session_timeout = 0; \
                    SET idle_in_transaction_session_timeout = 0; SET lock_timeout = 0; \
+                   SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false) \
+                   WHERE pg_catalog.current_setting('server_encoding') = 'SQL_ASCII'; \
                    SELECT backend_start::pg_catalog.text AS backend_start FROM pg_catalog.pg_stat_activity \
                    WHERE pid = pg_catalog.pg_backend_pid()";
         let answer = ask(&shared, &mut inbox, "set up the session", sql).await?;

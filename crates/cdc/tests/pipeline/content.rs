@@ -149,3 +149,55 @@ async fn an_idle_slot_advances_while_another_database_writes() {
     other.clean_up().await;
     world.clean_up().await;
 }
+
+/// A database that does not know the encoding of its texts.
+#[tokio::test]
+async fn a_text_that_is_not_utf8_is_quarantined_and_the_rest_goes_on() {
+    let world = World::with_encoding("SQL_ASCII").await;
+    let running = world.start();
+    world
+        .sql
+        .batch_execute(
+            "SET client_encoding = 'SQL_ASCII';
+             INSERT INTO items VALUES (1, 0, 'plain');
+             INSERT INTO items VALUES (2, 0, E'\\xff\\xfe');
+             INSERT INTO items VALUES (3, 0, 'plain')",
+        )
+        .await
+        .unwrap();
+    let events = world.events_when(3).await;
+    assert_eq!(by_id(&events).len(), 3);
+    let manifests = world.quarantine().list(soon(), 10).await.unwrap();
+    assert!(manifests[0].reason.as_ref().unwrap().contains("UTF-8"), "{manifests:?}");
+    let content = world.quarantine().content(soon(), &manifests[0]).await.unwrap();
+    let raw: serde_json::Value = serde_json::from_slice(&content).unwrap();
+    assert_eq!(raw["raw_after"][2]["text"], "//4=");
+    running.end().await.unwrap();
+    world.clean_up().await;
+}
+
+/// What `pg_logical_emit_message` writes, in a transaction and outside of one.
+#[tokio::test]
+async fn messages_are_published_if_asked_for() {
+    let world = World::new().await;
+    let mut settings = world.settings();
+    settings.messages = true;
+    let running = world.start_service(world.service(settings, world.sink()));
+    world
+        .sql
+        .batch_execute(
+            "BEGIN;
+             INSERT INTO items VALUES (1, 0, 'a');
+             SELECT pg_logical_emit_message(true, 'audit', 'within');
+             COMMIT;
+             SELECT pg_logical_emit_message(false, 'audit', 'by itself');
+             INSERT INTO items VALUES (2, 0, 'b')",
+        )
+        .await
+        .unwrap();
+    let events = world.events_when(4).await;
+    let ordered: Vec<_> = by_id(&events).into_values().map(|copies| copies[0]["op"].clone()).collect();
+    assert_eq!(ordered, ["insert", "message", "message", "insert"]);
+    running.end().await.unwrap();
+    world.clean_up().await;
+}

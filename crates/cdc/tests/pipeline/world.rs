@@ -103,12 +103,18 @@ struct Seen {
 
 impl World {
     pub(crate) async fn new() -> Self {
+        Self::with_encoding("UTF8").await
+    }
+
+    pub(crate) async fn with_encoding(encoding: &str) -> Self {
         // Shown with a test that fails.
         let _ = tracing_subscriber::fmt().with_env_filter("info").with_test_writer().try_init();
         let env = Env::system();
         let database = format!("cdc_{:016x}", env.entropy.u64());
         let server = server_url();
-        client(&server).await.batch_execute(&format!("CREATE DATABASE {database}")).await.unwrap();
+        let create =
+            format!("CREATE DATABASE {database} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'");
+        client(&server).await.batch_execute(&create).await.unwrap();
         let (place, _) = server.rsplit_once('/').unwrap();
         let url = format!("{place}/{database}");
         let sql = client(&url).await;
