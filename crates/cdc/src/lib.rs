@@ -20,6 +20,8 @@ mod pipeline;
 pub mod progress;
 pub mod publisher;
 pub mod quarantine;
+#[cfg(test)]
+mod seed_errors_test;
 pub mod server;
 pub mod service;
 pub mod settings;
@@ -28,4 +30,4 @@ mod spill;
 pub mod start;
 pub mod table;
 pub mod transport;
-pub mod value;
+mod value;
