@@ -65,6 +65,17 @@ impl Session {
         Self::connect_for(Purpose::Replication, endpoint, clock, by).await
     }
 
+    /// As [`Session::connect`], for SQL alone: it takes none of the server's senders, and needs no REPLICATION.
+    ///
+    /// # Errors
+    /// As [`Session::connect`].
+    ///
+    /// # Cancel safety
+    /// May be dropped.
+    pub async fn connect_for_sql(endpoint: &Endpoint, clock: Arc<dyn Clock>, by: Monotonic) -> Result<Self> {
+        Self::connect_for(Purpose::Sql, endpoint, clock, by).await
+    }
+
     pub(super) async fn connect_for(
         purpose: Purpose,
         endpoint: &Endpoint,
