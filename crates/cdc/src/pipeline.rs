@@ -288,10 +288,12 @@ impl Pipeline {
                 Work::Store { lane, id, parked } => {
                     let quarantine = self.stage.quarantine.clone();
                     let (clock, by) = self.deadline();
+                    let key = self.checkpoint.lanes.hash_key(lane);
                     self.parked += 1;
                     info!(%id, bytes = parked.content.len(), reason = parked.reason.as_deref(), "parking an event");
                     self.under.spawn(async move {
-                        let stored = within(&*clock, by, Box::pin(quarantine.store(by, id, &parked))).await;
+                        let stored =
+                            within(&*clock, by, Box::pin(quarantine.store(by, id, key, &parked))).await;
                         let late = || Error::new(Kind::Unknown, "the store did not answer in time");
                         Done::Stored(lane, stored.unwrap_or_else(|_| Err(late())))
                     });

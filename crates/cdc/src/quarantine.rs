@@ -17,6 +17,7 @@ use sha2::{Digest as _, Sha256};
 use tenure_backend::{Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, WallTime};
 use tenure_store::{Condition, Item, Key, Query, Store, StoreExt as _, Value};
+use tenure_stream::HashKey;
 use tenure_stream::identity::Position;
 
 use crate::publisher::Parked;
@@ -53,8 +54,10 @@ pub struct Manifest {
     pub chunks: u32,
     /// Its checksum, in hexadecimal.
     pub sha256: String,
-    /// When it was first stored.
+    /// When it was last stored: a replay stores it again.
     pub stored: WallTime,
+    /// The hash key of its lane, for whoever puts it into the stream later.
+    pub hash_key: HashKey,
 }
 
 impl Quarantine {
@@ -72,14 +75,14 @@ impl Quarantine {
         self.store.ensure_table(by, &tenure_election::table_spec(TABLE)).await
     }
 
-    /// Stores content durably under its identity.
+    /// Stores content durably under its identity. `hash_key` is that of its lane.
     ///
     /// # Errors
     /// As the store's; then nobody may point to it.
     ///
     /// # Cancel safety
     /// Dropped, some of it may be there; storing it again makes it whole.
-    pub async fn store(&self, by: Monotonic, id: Position, parked: &Parked) -> Result<()> {
+    pub async fn store(&self, by: Monotonic, id: Position, hash_key: HashKey, parked: &Parked) -> Result<()> {
         let expires =
             self.clock.wall().as_seconds() + i64::try_from(self.kept.as_secs()).unwrap_or(i64::MAX / 2);
         let chunks = parked.content.chunks(CHUNK_BYTES_MAX);
@@ -99,6 +102,8 @@ impl Quarantine {
             .with("chunks", count)
             .with("sha256", sha256(&parked.content))
             .with("stored", self.clock.wall().as_millis())
+            // Beyond the digits of a number in DynamoDB.
+            .with("hash_key", hash_key.0.to_string())
             .with("ttl", expires);
         if let Some(reason) = &parked.reason {
             manifest.set("reason", &**reason);
@@ -207,6 +212,11 @@ impl Manifest {
             chunks: number("chunks")?.try_into().map_err(|_| broken("chunks"))?,
             sha256: item.text("sha256").ok_or_else(|| broken("sha256"))?.to_owned(),
             stored: WallTime::from_millis(number("stored")?),
+            hash_key: item
+                .text("hash_key")
+                .and_then(|digits| digits.parse().ok())
+                .map(HashKey)
+                .ok_or_else(|| broken("hash_key"))?,
         })
     }
 }
@@ -248,6 +258,8 @@ mod tests {
 
     use super::*;
 
+    const KEY: HashKey = HashKey(u128::MAX - 7);
+
     async fn quarantine() -> Quarantine {
         let store = Arc::new(Memory::new(&Env::system()));
         let week = Duration::from_secs(7 * 24 * 3600);
@@ -267,11 +279,11 @@ mod tests {
         for (change, size) in [("1", 0), ("2", 1), ("3", CHUNK_BYTES_MAX), ("4", 3 * CHUNK_BYTES_MAX + 5)] {
             let content: Bytes = (0..size).map(|index| index as u8).collect::<Vec<_>>().into();
             let parked = Parked { content: content.clone(), reason: Some("too odd".into()) };
-            quarantine.store(Monotonic::NEVER, id(change), &parked).await.unwrap();
+            quarantine.store(Monotonic::NEVER, id(change), KEY, &parked).await.unwrap();
             // Again, as after a lost reply.
-            quarantine.store(Monotonic::NEVER, id(change), &parked).await.unwrap();
+            quarantine.store(Monotonic::NEVER, id(change), KEY, &parked).await.unwrap();
             let manifest = quarantine.manifest(Monotonic::NEVER, id(change)).await.unwrap().unwrap();
-            assert_eq!(manifest.reason.as_deref(), Some("too odd"));
+            assert_eq!((manifest.reason.as_deref(), manifest.hash_key), (Some("too odd"), KEY));
             assert_eq!(quarantine.content(Monotonic::NEVER, &manifest).await.unwrap(), content);
         }
         let listed = quarantine.list(Monotonic::NEVER, 10).await.unwrap();
@@ -286,7 +298,7 @@ mod tests {
     async fn damage_is_told() {
         let quarantine = quarantine().await;
         let parked = Parked { content: vec![7; 2 * CHUNK_BYTES_MAX].into(), reason: None };
-        quarantine.store(Monotonic::NEVER, id("1"), &parked).await.unwrap();
+        quarantine.store(Monotonic::NEVER, id("1"), KEY, &parked).await.unwrap();
         let manifest = quarantine.manifest(Monotonic::NEVER, id("1")).await.unwrap().unwrap();
         let key = Key::new("pk", quarantine.chunks_pk(id("1"))).and("sk", chunk_sk(1));
         let chunk = quarantine.store.get(Monotonic::NEVER, TABLE, &key).await.unwrap().unwrap();
