@@ -12,4 +12,6 @@ pub mod election;
 pub mod fault;
 pub mod fleet;
 pub mod node_clock;
+pub mod scenario;
+pub mod shrink;
 pub mod trace;
