@@ -16,7 +16,8 @@
 //! - CP-4: what failed, was throttled, or has an unknown outcome is sent again with the same bytes, for as
 //!   long as it takes. Nothing is dropped.
 //! - CP-5: an event's floor is the frontier when the event was written, never ahead of it.
-//! - CP-6: what is too large or was refused for good is stored durably before its pointer is sent.
+//! - CP-6: what is too large or was refused for good is stored durably before its pointer is sent. The pointer
+//!   travels alone, and is never stored in its turn.
 //! - CP-7: what is taken in is bounded by count and by bytes.
 //! - CP-8: a barrier begins when all lanes are empty, and ends when they are empty again.
 //! - CP-9: nothing is sent without leadership.
@@ -257,6 +258,9 @@ struct Unit {
     events: Vec<EventMeta>,
     prev: Option<Position>,
     errand: Option<Errand>,
+    /// It is the pointer to what is parked, and stays alone: were it refused with others, it would be parked
+    /// in the place of its own content.
+    pointer: bool,
     /// Its share of the bytes that were taken in.
     bytes: usize,
 }
@@ -372,6 +376,7 @@ impl Publisher {
             && state.units.back().is_some_and(|unit| {
                 let added = settings.framing.size_added(partition_key, bytes.len());
                 unit.sealed.is_none()
+                    && (!unit.pointer || tenure_planted::is("pointer_takes_company"))
                     && unit.errand.is_none()
                     && settings.framing.holds_many()
                     && unit.data.len() + added + unit.partition_key.len() <= limit
@@ -387,6 +392,7 @@ impl Publisher {
                 partition_key: partition_key.into(),
                 events: Vec::with_capacity(1),
                 prev: state.last,
+                pointer: parked.is_some(),
                 errand: parked.map(Errand::Store),
                 bytes: 0,
             });
@@ -586,6 +592,7 @@ impl Publisher {
                 events: vec![EventMeta { start, end, ..*meta }],
                 prev,
                 errand: Some(Errand::Store(parked)),
+                pointer: true,
                 bytes,
             });
             state.next_unit += 1;
@@ -712,8 +719,13 @@ impl Publisher {
         if tenure_planted::is("refused_is_dropped") {
             return self.settled(now, lane, number);
         }
-        if let Some(unit) = self.lane_mut(lane).unit(number) {
-            unit.errand = Some(Errand::Replace(reason.into()));
+        match self.lane_mut(lane).unit(number) {
+            // What it points to is stored already; there is nothing smaller to send.
+            Some(unit) if unit.pointer && !tenure_planted::is("pointer_takes_company") => {
+                return self.again(now, lane, number);
+            }
+            Some(unit) => unit.errand = Some(Errand::Replace(reason.into())),
+            None => {}
         }
         self.list(lane, now);
     }

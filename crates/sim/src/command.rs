@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tenure_clock::{Clock, SystemClock};
 
+use crate::cdc::Cdc;
 use crate::election::Election;
 use crate::fleet::{self, SumsOf};
 use crate::scenario::{Named, OutcomeOf, Plan, Scenario, Tally, Watch};
@@ -28,6 +29,8 @@ pub struct Arguments {
 enum Chosen {
     /// Three nodes stand for one shard.
     Election(Selection),
+    /// A few nodes take turns in publishing a database's changes.
+    Cdc(Selection),
 }
 
 #[derive(Debug, Args)]
@@ -82,6 +85,7 @@ struct Summary {
 pub fn run(arguments: &Arguments) -> ExitCode {
     match &arguments.scenario {
         Chosen::Election(selection) => simulate::<Election>(selection),
+        Chosen::Cdc(selection) => simulate::<Cdc>(selection),
     }
 }
 

@@ -6,6 +6,7 @@
 //! world is expected to heal.
 
 pub mod calendar;
+pub mod cdc;
 pub mod command;
 pub mod draws;
 pub mod election;
