@@ -320,9 +320,11 @@ impl Publisher {
     /// Whether there is room for another event (CP-7), and no barrier in the way.
     #[must_use]
     pub fn wants_more(&self) -> bool {
-        self.barrier == Barrier::None
-            && self.events < self.settings.inflight_events_max
-            && self.bytes < self.settings.inflight_bytes_max
+        self.barrier == Barrier::None && (self.has_room() || tenure_planted::is("takes_without_bound"))
+    }
+
+    const fn has_room(&self) -> bool {
+        self.events < self.settings.inflight_events_max && self.bytes < self.settings.inflight_bytes_max
     }
 
     /// A transaction begins.
@@ -333,6 +335,7 @@ impl Publisher {
     /// The open transaction has ended.
     pub fn commit(&mut self, end: Lsn) {
         self.open = None;
+        let end = if tenure_planted::is("acks_inside_the_commit") { Lsn(end.0 - 1) } else { end };
         self.frontier.close(end);
     }
 
@@ -748,6 +751,13 @@ impl Unit {
     /// Finishes the record: from here on its bytes never change.
     fn seal(&mut self, framing: Framing, hash_key: tenure_stream::HashKey) -> &Record {
         let Self { data, sealed, partition_key, .. } = self;
+        if let Some(record) = sealed
+            && tenure_planted::is("resent_with_other_bytes")
+        {
+            let mut data = record.data.to_vec();
+            data.iter_mut().rev().take(1).for_each(|last| *last = last.wrapping_add(1));
+            record.data = data.into();
+        }
         sealed.get_or_insert_with(|| {
             framing.finish(data);
             let data = Bytes::from(std::mem::take(data));

@@ -204,6 +204,8 @@ struct Run<P> {
 
 struct Session {
     node: u8,
+    /// Which process of the node.
+    life: u32,
     /// Alive as the server sees it.
     alive: bool,
     /// Left by its reader; the server may not know.
@@ -455,10 +457,12 @@ impl<'p, P: Pipeline> World<'p, P> {
                 let node = usize::from(self.sessions[session as usize].node);
                 let reads = self.nodes[node].session == Some(session)
                     || self.nodes[node].run.as_ref().is_some_and(|run| run.session == session);
-                if !reads {
+                let session = &self.sessions[session as usize];
+                if !reads && (session.left || self.nodes[node].life != session.life) {
                     return;
                 }
-                if self.nodes[node].cut[Service::Postgres as usize] > 0 {
+                // Its reader may not know yet that it has the slot.
+                if !reads || self.nodes[node].cut[Service::Postgres as usize] > 0 {
                     // It is sent again until it arrives.
                     self.enter(self.now + SECOND / 2, happening);
                 } else {
@@ -502,7 +506,9 @@ impl<'p, P: Pipeline> World<'p, P> {
                 session.arrived = session.arrived.max(upto);
                 self.feed_soon(node);
             }
-            Happening::Named { upto, lsn, .. } => {
+            Happening::Named { session, upto, lsn } => {
+                let session = &mut self.sessions[session as usize];
+                session.arrived = session.arrived.max(upto);
                 if let Some(run) = &mut self.nodes[node].run {
                     run.keepalives.push_back((upto, lsn));
                 }

@@ -400,7 +400,7 @@ impl<P: Pipeline> World<'_, P> {
     }
 
     fn connect(&mut self, flight: u32, from: Lsn) -> Reply {
-        let node = self.flights[flight as usize].node;
+        let Flight { node, life, .. } = self.flights[flight as usize];
         let Some(slot) = self.source.slot.as_ref().filter(|slot| !slot.lost) else {
             return Reply::Connected(None);
         };
@@ -410,7 +410,8 @@ impl<P: Pipeline> World<'_, P> {
             let unreachable = reader.paused > 0 || reader.cut[Service::Postgres as usize] > 0;
             let since = if session.left { session.left_at } else { reader.unreachable_since };
             let timed_out = (session.left || unreachable) && self.now > since + self.plan.session_timeout;
-            if !timed_out && !self.plan.ends_old_session {
+            let died = reader.life != session.life;
+            if !died && !timed_out && !self.plan.ends_old_session {
                 return Reply::Busy;
             }
             self.end_session(other);
@@ -422,6 +423,7 @@ impl<P: Pipeline> World<'_, P> {
         let sent = self.source.from(start);
         self.sessions.push(Session {
             node,
+            life,
             alive: true,
             left: false,
             left_at: 0,
