@@ -28,6 +28,24 @@ const TIMED_OUT: i32 = 124;
 pub(crate) enum Scenario {
     /// The machine, rows and fence of an election.
     Election,
+    /// The publisher, its row, and where it may begin.
+    Cdc,
+}
+
+impl Scenario {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Election => "election",
+            Self::Cdc => "cdc",
+        }
+    }
+
+    const fn bugs(self) -> &'static [Bug] {
+        match self {
+            Self::Election => &ELECTION,
+            Self::Cdc => &CDC,
+        }
+    }
 }
 
 pub(crate) struct Selection {
@@ -71,6 +89,33 @@ const ELECTION: [Bug; 24] = [
     bug("follower_gives_up", "LD-4"),
 ];
 
+/// In the order of the rules in `crates/cdc`; `CD-…` are the checkers of the simulation.
+const CDC: [Bug; 23] = [
+    bug("frontier_skips_outstanding", "CP-1, CD-2"),
+    bug("idle_inside_transaction", "CP-2, CD-2"),
+    bug("acks_inside_the_commit", "CP-2, CD-2"),
+    bug("two_outstanding", "CP-3, CD-3"),
+    bug("failed_goes_last", "CP-3, CD-3"),
+    bug("failed_is_settled", "CP-4, CD-1"),
+    bug("resent_with_other_bytes", "CP-4"),
+    bug("floor_ahead", "CP-5"),
+    bug("pointer_before_content", "CP-6, CD-1"),
+    bug("pointer_takes_company", "CP-6, CD-1"),
+    bug("refused_is_dropped", "CP-6, CD-1"),
+    bug("takes_without_bound", "CP-7"),
+    bug("barrier_does_not_drain", "CP-8"),
+    bug("barrier_does_not_wait", "CP-8"),
+    bug("publish_without_leadership", "CP-9, CD-6"),
+    bug("feedback_before_row", "CP-10"),
+    bug("checkpoint_without_fence", "CP-11"),
+    bug("row_goes_back", "CP-11"),
+    bug("era_stays", "CP-11, CD-4, CD-5"),
+    bug("idle_written_often", "CP-12"),
+    bug("trusts_the_slot", "CP-13, CD-5"),
+    bug("diverged_log_is_read", "CP-13, CD-5"),
+    bug("lost_slot_is_read", "CP-13"),
+];
+
 const fn bug(name: &'static str, breaks: &'static str) -> Bug {
     Bug { name, breaks }
 }
@@ -105,9 +150,9 @@ struct Summary {
 }
 
 pub(crate) fn run(cache: &Cache, selection: &Selection) -> Result<ExitCode> {
-    let Scenario::Election = selection.scenario;
-    let bugs = chosen(&ELECTION, selection.only.as_deref())?;
-    let layers = build(cache)?;
+    let scenario = selection.scenario;
+    let bugs = chosen(scenario.bugs(), selection.only.as_deref())?;
+    let layers = build(cache, scenario)?;
 
     let control = control(&layers)?;
     let mut caught = 0;
@@ -116,7 +161,7 @@ pub(crate) fn run(cache: &Cache, selection: &Selection) -> Result<ExitCode> {
         caught += usize::from(row.caught);
         print(&row, selection.json)?;
     }
-    let summary = Summary { scenario: "election", control, planted: bugs.len(), caught };
+    let summary = Summary { scenario: scenario.name(), control, planted: bugs.len(), caught };
     if selection.json {
         println!("{}", serde_json::to_string(&summary)?);
     } else {
@@ -206,43 +251,61 @@ fn fails(layer: &Layer, bug: Option<&Bug>) -> Result<Option<String>> {
 // === building ===
 
 /// The rest is quicker to build as it is.
-const OPTIMISED: [&str; 5] =
-    ["tenure-clock", "tenure-planted", "tenure-election", "tenure-sim", "stateright"];
+const OPTIMISED: [&str; 9] = [
+    "tenure-clock",
+    "tenure-planted",
+    "tenure-election",
+    "tenure-store",
+    "tenure-stream",
+    "tenure-cdc",
+    "tenure-sim",
+    "bytes",
+    "stateright",
+];
 
 /// How many schedules a bug gets in the simulation: some seconds of them.
 const SIM_SCHEDULES: &str = "2000";
 
-fn build(cache: &Cache) -> Result<Vec<Layer>> {
+fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
     let target = cache.planted_target();
-    let election = "tenure-election";
-    let tests = ["test", "--no-run", "--package", election, "--lib", "--test", "main"];
-    let sim = ["build", "--package", "tenure-sim", "--bin", "tenure-sim"];
-    let tests = executables(&target, tests)?;
-    let sim = executables(&target, sim)?;
-    let program = |found: &[(String, PathBuf)], name: &str| {
-        let found = found.iter().find(|(target, _)| target == name);
-        found.map(|(_, program)| program.clone()).with_context(|| format!("cargo built no `{name}`"))
+    let tests = match scenario {
+        Scenario::Election => executables(
+            &target,
+            &["test", "--no-run", "--package", "tenure-election", "--lib", "--test", "main"],
+        )?,
+        Scenario::Cdc => executables(&target, &["test", "--no-run", "--package", "tenure-cdc", "--lib"])?,
     };
-    let words = |words: &[&str]| words.iter().map(OsString::from).collect();
-    Ok(vec![
-        Layer {
-            name: "machine",
-            program: program(&tests, "tenure_election")?,
-            arguments: words(&["--quiet"]),
-        },
-        Layer { name: "model", program: program(&tests, "main")?, arguments: words(&["--quiet", "model::"]) },
-        Layer {
-            name: "sim",
-            program: program(&sim, "tenure-sim")?,
-            arguments: words(&["election", "--schedules", SIM_SCHEDULES, "--seed", "1", "--json"]),
-        },
-    ])
+    let sim = executables(&target, &["build", "--package", "tenure-sim", "--bin", "tenure-sim"])?;
+    let layer = |name, found: &[(String, PathBuf)], program: &str, arguments: &[&str]| {
+        let found = found.iter().find(|(target, _)| target == program);
+        let program = found.with_context(|| format!("cargo built no `{program}`"))?.1.clone();
+        Ok::<_, anyhow::Error>(Layer {
+            name,
+            program,
+            arguments: arguments.iter().map(OsString::from).collect(),
+        })
+    };
+    let sim = layer(
+        "sim",
+        &sim,
+        "tenure-sim",
+        &[scenario.name(), "--schedules", SIM_SCHEDULES, "--seed", "1", "--json"],
+    )?;
+    Ok(match scenario {
+        Scenario::Election => vec![
+            layer("machine", &tests, "tenure_election", &["--quiet"])?,
+            layer("model", &tests, "main", &["--quiet", "model::"])?,
+            sim,
+        ],
+        Scenario::Cdc => vec![layer("machine", &tests, "tenure_cdc", &["--quiet"])?, sim],
+    })
 }
 
 /// Builds, and says where the programs are, by the name of their target.
-fn executables<const N: usize>(target: &Path, arguments: [&str; N]) -> Result<Vec<(String, PathBuf)>> {
+fn executables(target: &Path, arguments: &[&str]) -> Result<Vec<(String, PathBuf)>> {
     let command = || {
-        let mut command = cargo(arguments);
+        let mut command = cargo([]);
+        command.args(arguments);
         let flags = env::var("RUSTFLAGS").unwrap_or_default();
         command.env("RUSTFLAGS", format!("{flags} --cfg planted").trim());
         command.env("CARGO_TARGET_DIR", target);
@@ -291,15 +354,23 @@ mod tests {
 
     #[test]
     fn every_bug_in_the_code_is_listed_and_every_listed_one_is_there() {
-        let listed = ELECTION.iter().map(|bug| bug.name.to_owned()).collect::<BTreeSet<_>>();
-        assert_eq!(listed, asked_for("election"));
+        for scenario in [Scenario::Election, Scenario::Cdc] {
+            let listed = scenario.bugs().iter().map(|bug| bug.name.to_owned()).collect::<BTreeSet<_>>();
+            assert_eq!(listed, asked_for(scenario.name()));
+        }
     }
 
     #[test]
     fn every_rule_and_checker_has_a_bug() {
-        let broken = ELECTION.iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
-        for rule in (1..=13).map(|n| format!("E-{n}")).chain((1..=4).map(|n| format!("LD-{n}"))) {
-            assert!(broken.contains(rule.as_str()), "{rule}");
+        for (scenario, rule, rules, checker, checkers) in
+            [(Scenario::Election, "E", 13, "LD", 4), (Scenario::Cdc, "CP", 13, "CD", 6)]
+        {
+            let broken =
+                scenario.bugs().iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
+            let rules = (1..=rules).map(|n| format!("{rule}-{n}"));
+            for rule in rules.chain((1..=checkers).map(|n| format!("{checker}-{n}"))) {
+                assert!(broken.contains(rule.as_str()), "{rule}");
+            }
         }
     }
 

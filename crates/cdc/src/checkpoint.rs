@@ -74,7 +74,11 @@ impl CheckpointPlace {
     #[must_use]
     pub fn begin_era(&self, checkpoint: &Checkpoint) -> Write {
         let when = Condition::lt("era", checkpoint.era.0).and(Condition::le("fence", checkpoint.fence.0));
-        Write::Put { table: self.table.to_string(), item: self.item(checkpoint), when }
+        let mut item = self.item(checkpoint);
+        if tenure_planted::is("era_stays") {
+            item.set("era", checkpoint.era.0 - 1);
+        }
+        Write::Put { table: self.table.to_string(), item, when }
     }
 
     /// Moves the row on (CP-11). With the same `lsn` it only stamps the fence, and an older leader's next
@@ -82,7 +86,12 @@ impl CheckpointPlace {
     #[must_use]
     pub fn advance(&self, checkpoint: &Checkpoint) -> Write {
         let Checkpoint { timeline, lsn, era, fence, updated, .. } = checkpoint;
-        let guarded = Condition::eq("era", era.0).and(Condition::le("lsn", lsn.0));
+        let guarded = Condition::eq("era", era.0);
+        let guarded = if tenure_planted::is("row_goes_back") {
+            guarded
+        } else {
+            guarded.and(Condition::le("lsn", lsn.0))
+        };
         let guarded = if tenure_planted::is("checkpoint_without_fence") {
             guarded
         } else {
@@ -217,7 +226,8 @@ impl Checkpointer {
     }
 
     fn pause(&self, events: u64) -> Duration {
-        if events == self.durable_events { self.idle_interval } else { self.interval }
+        let idle = events == self.durable_events && !tenure_planted::is("idle_written_often");
+        if idle { self.idle_interval } else { self.interval }
     }
 }
 

@@ -30,6 +30,12 @@ enum Kind {
 }
 
 impl Framing {
+    /// Whether a record can hold more than one event.
+    #[must_use]
+    pub const fn holds_many(self) -> bool {
+        !matches!(self, Self::Single)
+    }
+
     /// The most that a record with nothing but this event has.
     #[must_use]
     pub(crate) fn size_alone(self, partition_key: &str, bytes: usize) -> usize {

@@ -16,7 +16,8 @@
 //! - CP-4: what failed, was throttled, or has an unknown outcome is sent again with the same bytes, for as
 //!   long as it takes. Nothing is dropped.
 //! - CP-5: an event's floor is the frontier when the event was written, never ahead of it.
-//! - CP-6: what is too large or was refused for good is stored durably before its pointer is sent.
+//! - CP-6: what is too large or was refused for good is stored durably before its pointer is sent. The pointer
+//!   travels alone, and is never stored in its turn.
 //! - CP-7: what is taken in is bounded by count and by bytes.
 //! - CP-8: a barrier begins when all lanes are empty, and ends when they are empty again.
 //! - CP-9: nothing is sent without leadership.
@@ -258,6 +259,9 @@ struct Unit {
     events: Vec<EventMeta>,
     prev: Option<Position>,
     errand: Option<Errand>,
+    /// It is the pointer to what is parked, and stays alone: were it refused with others, it would be parked
+    /// in the place of its own content.
+    pointer: bool,
     /// Its share of the bytes that were taken in.
     bytes: usize,
 }
@@ -317,9 +321,11 @@ impl Publisher {
     /// Whether there is room for another event (CP-7), and no barrier in the way.
     #[must_use]
     pub fn wants_more(&self) -> bool {
-        self.barrier == Barrier::None
-            && self.events < self.settings.inflight_events_max
-            && self.bytes < self.settings.inflight_bytes_max
+        self.barrier == Barrier::None && (self.has_room() || tenure_planted::is("takes_without_bound"))
+    }
+
+    const fn has_room(&self) -> bool {
+        self.events < self.settings.inflight_events_max && self.bytes < self.settings.inflight_bytes_max
     }
 
     /// A transaction begins.
@@ -330,6 +336,7 @@ impl Publisher {
     /// The open transaction has ended.
     pub fn commit(&mut self, end: Lsn) {
         self.open = None;
+        let end = if tenure_planted::is("acks_inside_the_commit") { Lsn(end.0 - 1) } else { end };
         self.frontier.close(end);
     }
 
@@ -371,7 +378,8 @@ impl Publisher {
         debug_assert!(state.last.is_none_or(|last| last < id), "{:?} then {id:?}", state.last);
         let grows = parked.is_none()
             && state.units.back().is_some_and(|unit| {
-                let frame = unit.frame.as_ref().filter(|_| unit.errand.is_none());
+                let alone = unit.pointer && !tenure_planted::is("pointer_takes_company");
+                let frame = unit.frame.as_ref().filter(|_| unit.errand.is_none() && !alone);
                 let size = frame.and_then(|frame| frame.size_with(partition_key, bytes.len()));
                 size.is_some_and(|size| size + unit.partition_key.len() <= limit)
             });
@@ -385,6 +393,7 @@ impl Publisher {
                 partition_key: partition_key.into(),
                 events: Vec::with_capacity(1),
                 prev: state.last,
+                pointer: parked.is_some(),
                 errand: parked.map(Errand::Store),
                 bytes: 0,
             });
@@ -585,6 +594,7 @@ impl Publisher {
                 events: vec![EventMeta { start, end, ..*meta }],
                 prev,
                 errand: Some(Errand::Store(parked)),
+                pointer: true,
                 bytes,
             });
             state.next_unit += 1;
@@ -711,8 +721,13 @@ impl Publisher {
         if tenure_planted::is("refused_is_dropped") {
             return self.settled(now, lane, number);
         }
-        if let Some(unit) = self.lane_mut(lane).unit(number) {
-            unit.errand = Some(Errand::Replace(reason.into()));
+        match self.lane_mut(lane).unit(number) {
+            // What it points to is stored already; there is nothing smaller to send.
+            Some(unit) if unit.pointer && !tenure_planted::is("pointer_takes_company") => {
+                return self.again(now, lane, number);
+            }
+            Some(unit) => unit.errand = Some(Errand::Replace(reason.into())),
+            None => {}
         }
         self.list(lane, now);
     }
@@ -735,6 +750,13 @@ impl Unit {
     /// Finishes the record.
     fn seal(&mut self, hash_key: HashKey) -> &Record {
         let Self { frame, sealed, partition_key, .. } = self;
+        if let Some(record) = sealed
+            && tenure_planted::is("resent_with_other_bytes")
+        {
+            let mut data = record.data.to_vec();
+            data.iter_mut().rev().take(1).for_each(|last| *last = last.wrapping_add(1));
+            record.data = data.into();
+        }
         sealed.get_or_insert_with(|| {
             let data = frame.take().map(Frame::finish).unwrap_or_default();
             Record::new(partition_key.clone(), data).at_hash_key(hash_key)

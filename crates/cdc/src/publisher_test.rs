@@ -66,6 +66,32 @@ fn texts(call: &Call) -> Vec<String> {
     call.records.iter().map(|record| String::from_utf8(record.data.to_vec()).unwrap()).collect()
 }
 
+/// What a replaced event is parked as.
+fn parked(text: &'static str) -> Parked {
+    Parked { content: Bytes::from_static(text.as_bytes()), reason: Some("too large".into()) }
+}
+
+#[test]
+fn a_pointer_travels_alone_and_is_never_parked_itself() {
+    let mut publisher = publisher(settings());
+    let refused = || Answer::Records(vec![Put::Refused { reason: "too large".into() }]);
+    transaction(&mut publisher, at(0), 100, &[1]);
+    let sent = call(publisher.poll(at(5), true));
+    publisher.answered(at(6), sent.id, refused());
+    assert!(matches!(publisher.poll(at(6), true), Some(Work::Replace(_))));
+    publisher.replace(at(6), Lane(1), vec![(b"pointer".to_vec(), parked("content"))]);
+    assert!(matches!(publisher.poll(at(6), true), Some(Work::Store { .. })));
+    publisher.stored(at(7), Lane(1), true);
+    // What comes now must not join the pointer.
+    transaction(&mut publisher, at(7), 200, &[1]);
+    let sent = call(publisher.poll(at(20), true));
+    assert_eq!(texts(&sent), ["pointer\n"]);
+    // And if even the pointer is refused, it is sent again, not parked over its own content.
+    publisher.answered(at(21), sent.id, refused());
+    let sent = call(publisher.poll(at(2000), true));
+    assert_eq!(texts(&sent), ["pointer\n"]);
+}
+
 #[test]
 fn what_comes_within_the_linger_travels_together_in_one_record_per_lane() {
     let mut publisher = publisher(settings());

@@ -181,13 +181,15 @@ pub fn begin(
     if slot.two_phase {
         return Err(Refusal::TwoPhase);
     }
-    if let Some(why) = &slot.lost {
+    if let Some(why) = &slot.lost
+        && !tenure_planted::is("lost_slot_is_read")
+    {
         return Err(Refusal::SlotLost(why.clone()));
     }
     let confirmed = slot.confirmed.ok_or_else(|| Refusal::SlotLost("it has no position".into()))?;
     let Some(row) = row else { return Ok(confirmed) };
     let shared = shared_with(server, row.timeline);
-    if row.lsn > shared {
+    if row.lsn > shared && !tenure_planted::is("diverged_log_is_read") {
         return Err(Refusal::Diverged { row: row.lsn, shared });
     }
     if confirmed > row.lsn && !tenure_planted::is("trusts_the_slot") {

@@ -4,6 +4,12 @@
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
+use std::time::Duration;
+
+/// One second in nanoseconds.
+pub const SECOND: u64 = 1_000_000_000;
+/// One millisecond in nanoseconds.
+pub const MILLI: u64 = 1_000_000;
 
 /// Moment and order of entry share one word: 40 bits of nanoseconds are 1,099 s.
 const ORDER_BITS: u32 = 24;
@@ -57,6 +63,12 @@ impl<T> Default for Calendar<T> {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// A duration as the calendar counts.
+#[must_use]
+pub fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 // The heap gives the greatest first, and the earliest is wanted.

@@ -8,31 +8,29 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tenure_clock::{Clock, SystemClock};
 
-use crate::election::checkers::Rule;
-use crate::election::outcome::Outcome;
-use crate::election::plan::Plan;
-use crate::election::shrink::{Shrunk, shrink};
-use crate::election::{self, Rules, Watch};
-use crate::fleet::{self, Sums};
+use crate::cdc::Cdc;
+use crate::election::Election;
+use crate::fleet::{self, SumsOf};
+use crate::scenario::{Named, OutcomeOf, Plan, Scenario, Tally, Watch};
+use crate::shrink::{Shrunk, shrink};
 
 /// Fewer schedules than this are a replay, and need not inject every kind of fault nor come far.
 const SCHEDULES_TO_JUDGE: u64 = 100;
-/// Less time with a leader than this share, and the fleet hardly moved: safety alone is kept by a dead
-/// system.
-const LED_SHARE_MIN: f64 = 0.5;
 
 /// Runs the pure machines in a simulated world, thousands of schedules a run.
 #[derive(Debug, Parser)]
 #[command(name = "tenure-sim", version)]
 pub struct Arguments {
     #[command(subcommand)]
-    scenario: Scenario,
+    scenario: Chosen,
 }
 
 #[derive(Debug, Subcommand)]
-enum Scenario {
+enum Chosen {
     /// Three nodes stand for one shard.
     Election(Selection),
+    /// A few nodes take turns in publishing a database's changes.
+    Cdc(Selection),
 }
 
 #[derive(Debug, Args)]
@@ -75,46 +73,51 @@ struct Summary {
     by_checker: BTreeMap<&'static str, u64>,
     first_seed: Option<u64>,
     faults: BTreeMap<&'static str, u64>,
-    /// Guarded writes that were accepted.
     progress: u64,
     sim_hours: f64,
     schedules_per_s: f64,
-    failover_p50: Option<f64>,
-    failover_p99: Option<f64>,
+    #[serde(flatten)]
+    more: BTreeMap<&'static str, Option<f64>>,
 }
 
 /// Runs what was asked for; success exactly if what it promises held.
 #[must_use]
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let Scenario::Election(selection) = &arguments.scenario;
+    match &arguments.scenario {
+        Chosen::Election(selection) => simulate::<Election>(selection),
+        Chosen::Cdc(selection) => simulate::<Cdc>(selection),
+    }
+}
+
+fn simulate<S: Scenario>(selection: &Selection) -> ExitCode {
     let rules = match selection.rules {
-        RulesName::Tenure => Rules::Tenure,
-        RulesName::Seed => Rules::Seed,
+        RulesName::Tenure => S::OURS,
+        RulesName::Seed => S::SEED,
     };
     if selection.trace {
-        let outcome = election::run(&Plan::draw(selection.seed), rules, Watch { lines: true, until: None });
-        print_lines(&outcome, selection.json, false);
+        let outcome = S::run(&S::Plan::draw(selection.seed), rules, Watch { lines: true, until: None });
+        print_lines::<S>(&outcome, selection.json, false);
     }
     let threads = selection.threads.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from));
     let began = SystemClock.monotonic();
     let progress = |done| eprintln!("{done} of {} schedules", selection.schedules);
-    let sums = fleet::run(rules, selection.seed, selection.schedules, threads, &progress);
+    let sums = fleet::run::<S>(rules, selection.seed, selection.schedules, threads, &progress);
     let seconds = SystemClock.monotonic().since(began).as_secs_f64().max(1e-9);
-    report(selection, &sums, seconds);
+    report::<S>(selection, &sums, seconds);
     for (rule, seed) in &sums.first_seeds {
-        tell(*seed, *rule, rules);
+        tell::<S>(*seed, *rule, rules);
     }
-    let problems = problems(selection, &sums);
+    let problems = problems::<S>(selection, &sums);
     for problem in &problems {
         eprintln!("error: {problem}");
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn report(selection: &Selection, sums: &Sums, seconds: f64) {
+fn report<S: Scenario>(selection: &Selection, sums: &SumsOf<S>, seconds: f64) {
     let rounded = |value: f64, digits: f64| (value * digits).round() / digits;
     let summary = Summary {
-        scenario: "election",
+        scenario: S::NAME,
         rules: selection.rules,
         seed: selection.seed,
         schedules: sums.schedules,
@@ -122,22 +125,14 @@ fn report(selection: &Selection, sums: &Sums, seconds: f64) {
         by_checker: sums.by_rule.iter().map(|(rule, count)| (rule.name(), *count)).collect(),
         first_seed: sums.first().map(|(seed, _)| seed),
         faults: sums.faults.by_name(),
-        progress: sums.writes_accepted,
+        progress: sums.tally.progress(),
         sim_hours: rounded(sums.lived_nanos as f64 / 3.6e12, 10.0),
         schedules_per_s: rounded(sums.schedules as f64 / seconds, 10.0),
-        failover_p50: sums.failover(0.5),
-        failover_p99: sums.failover(0.99),
+        more: sums.tally.fields(),
     };
     eprintln!(
-        "{} terms, a leader {:.1} % of the time; {} writes by leaders, {} claims and no other write by followers; \
-         guarded writes {} accepted, {} refused; {} failovers; {:.0} events a schedule; trace {:016x}",
-        sums.terms,
-        100.0 * sums.led_share(),
-        sums.leader_writes,
-        sums.claims,
-        sums.writes_accepted,
-        sums.writes_refused,
-        sums.failovers.iter().sum::<u64>(),
+        "{}; {:.0} events a schedule; trace {:016x}",
+        sums.tally.line(sums.lived_nanos),
         sums.events as f64 / sums.schedules.max(1) as f64,
         sums.hash,
     );
@@ -152,32 +147,33 @@ fn print_summary(summary: &Summary) {
     let counts = |counts: &BTreeMap<&'static str, u64>| {
         counts.iter().map(|(name, count)| format!("{name} {count}")).collect::<Vec<_>>().join(", ")
     };
-    let leases = |leases: Option<f64>| leases.map_or_else(|| "-".to_owned(), |leases| format!("{leases} L"));
     println!(
         "{} schedules from seed {}: {} h simulated, {} a second",
         summary.schedules, summary.seed, summary.sim_hours, summary.schedules_per_s
     );
     println!("violations {}: {}", summary.violations, counts(&summary.by_checker));
     println!("injected: {}", counts(&summary.faults));
-    println!("failover: p50 {}, p99 {}", leases(summary.failover_p50), leases(summary.failover_p99));
+    for (name, value) in &summary.more {
+        println!("{name} {}", value.map_or_else(|| "-".to_owned(), |value| value.to_string()));
+    }
 }
 
 /// Makes a failing schedule small, and tells what happens in it.
-fn tell(seed: u64, rule: Rule, rules: Rules) {
-    let plan = Plan::draw(seed);
-    let Shrunk { plan: small, outcome } = shrink(&plan, rules, rule);
+fn tell<S: Scenario>(seed: u64, rule: S::Rule, rules: S::Rules) {
+    let plan = S::Plan::draw(seed);
+    let Shrunk { plan: small, outcome } = shrink::<S>(&plan, rules, rule);
     eprintln!(
         "\nseed {seed} breaks {}; made smaller, from {} incidents to {}, it goes like this:",
         rule.name(),
-        plan.incidents.len(),
-        small.incidents.len()
+        plan.course().incidents.len(),
+        small.course().incidents.len()
     );
-    print_lines(&outcome, true, true);
+    print_lines::<S>(&outcome, true, true);
     eprintln!("replay all of it with --seed {seed} --schedules 1 --trace\n");
 }
 
 /// Why the run does not count as passed.
-fn problems(selection: &Selection, sums: &Sums) -> Vec<String> {
+fn problems<S: Scenario>(selection: &Selection, sums: &SumsOf<S>) -> Vec<String> {
     let mut problems = Vec::new();
     if selection.rules == RulesName::Seed {
         if sums.violations() == 0 {
@@ -195,17 +191,13 @@ fn problems(selection: &Selection, sums: &Sums) -> Vec<String> {
     if !missing.is_empty() {
         problems.push(format!("never injected: {}", missing.join(", ")));
     }
-    if sums.led_share() < LED_SHARE_MIN || sums.writes_accepted == 0 {
-        problems.push(format!(
-            "hardly any progress: a leader {:.1} % of the time, {} guarded writes accepted",
-            100.0 * sums.led_share(),
-            sums.writes_accepted
-        ));
+    if let Some(why) = sums.tally.stands_still(sums.lived_nanos) {
+        problems.push(format!("hardly any progress: {why}"));
     }
     problems
 }
 
-fn print_lines(outcome: &Outcome, to_stderr: bool, story_only: bool) {
+fn print_lines<S: Scenario>(outcome: &OutcomeOf<S>, to_stderr: bool, story_only: bool) {
     for line in outcome.lines.iter().filter(|line| line.telling || !story_only) {
         if to_stderr {
             eprintln!("{line}");

@@ -4,6 +4,22 @@
 //! one fault would change all that follow, and the smaller schedule would be another one. So the n-th
 //! draw of a stream is a function of the seed, the stream and n alone.
 
+use tenure_clock::Entropy;
+
+/// Once in `n` times.
+#[must_use]
+pub fn one_in(entropy: &Entropy, n: u64) -> bool {
+    entropy.below(n) == 0
+}
+
+/// Between `min` and `max`, each doubling as likely as the next: short and long ones alike.
+#[must_use]
+pub fn spread(entropy: &Entropy, min: u64, max: u64) -> u64 {
+    let doublings = u64::from((max / min.max(1)).max(1).ilog2());
+    let from = min << entropy.below(doublings + 1);
+    (from + entropy.below(from)).min(max)
+}
+
 /// One stream of draws.
 #[derive(Debug, Clone, Copy)]
 pub struct Draws {

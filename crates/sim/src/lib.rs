@@ -6,10 +6,13 @@
 //! world is expected to heal.
 
 pub mod calendar;
+pub mod cdc;
 pub mod command;
 pub mod draws;
 pub mod election;
 pub mod fault;
 pub mod fleet;
 pub mod node_clock;
+pub mod scenario;
+pub mod shrink;
 pub mod trace;

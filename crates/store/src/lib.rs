@@ -58,7 +58,7 @@ pub use self::sqlite::Sqlite;
 pub use self::table::{IndexSpec, KeyAttribute, KeyType, Projection, TableSpec};
 pub use self::ttl::{SWEEP_INTERVAL, SWEEP_ROWS_MAX};
 pub use self::update::{Change, Update};
-pub use self::write::{ITEM_BYTES_MAX, Refusal, WRITES_MAX, Write, Written};
+pub use self::write::{Effect, ITEM_BYTES_MAX, Refusal, WRITES_MAX, Write, Written};
 
 /// A place where rows live and change only on conditions. Usable as `Arc<dyn Store>`.
 ///

@@ -8,91 +8,27 @@ use std::time::Duration;
 use tenure_clock::Monotonic;
 use tenure_election::{Acquire, Attempt, Epoch, Nonce};
 
-use super::plan::nanos;
+use crate::calendar::nanos;
+use crate::fault::named;
+use crate::scenario::{Verdict, name};
 
-/// The rules.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rule {
-    /// At most one node leads at any true moment, also when a paused one resumes.
-    Ld1,
-    /// Every acquisition has a higher epoch than all before it.
-    Ld2,
-    /// A guarded resource accepts no epoch below the highest it saw.
-    Ld3,
-    /// After healing there is one leader within a bound, and it stays.
-    Ld4,
-    /// A node has at most one call in flight.
-    OneCall,
-    /// A process that said it stopped leads no more, and none is elected after it was told to stop.
-    StopJoins,
-    /// A claim is sent only for a row that is free, the claimer's own, or past its lease in true time.
-    ClaimHasCause,
-    /// A renewal is sent only by a leader, a release only by one who gave up.
-    WriteHasCause,
-    /// A term lasts no longer than its validity from when the write that it rests on was first sent.
-    DeadlineFromSend,
-    /// A term that is over stays over: its epoch is never led under again.
-    TermStaysOver,
-    /// No claim and no renewal is sent by a node that is unhealthy at that moment.
-    HealthGates,
-    /// A row that was released stays so until it is claimed: no write that comes late revives it.
-    ReleaseStays,
-    /// Nobody spins: a schedule has a bounded number of events.
-    Bounded,
+named! {
+    /// The rules.
+    Rule:
+    Ld1 "LD-1" "At most one node leads at any true moment, also when a paused one resumes.",
+    Ld2 "LD-2" "Every acquisition has a higher epoch than all before it.",
+    Ld3 "LD-3" "A guarded resource accepts no epoch below the highest it saw.",
+    Ld4 "LD-4" "After healing there is one leader within a bound, and it stays.",
+    OneCall "one_call" "A node has at most one call in flight.",
+    StopJoins "stop_joins" "A process that said it stopped leads no more, and none is elected after it was told to stop.",
+    ClaimHasCause "claim_has_cause" "A claim is sent only for a row that is free, the claimer's own, or past its lease in true time.",
+    WriteHasCause "write_has_cause" "A renewal is sent only by a leader, a release only by one who gave up.",
+    DeadlineFromSend "deadline_from_send" "A term lasts no longer than its validity from when the write that it rests on was first sent.",
+    TermStaysOver "term_stays_over" "A term that is over stays over: its epoch is never led under again.",
+    HealthGates "health_gates" "No claim and no renewal is sent by a node that is unhealthy at that moment.",
+    ReleaseStays "release_stays" "A row that was released stays so until it is claimed: no write that comes late revives it.",
+    Bounded "bounded" "Nobody spins: a schedule has a bounded number of events.",
 }
-
-impl Rule {
-    /// All of them.
-    pub const ALL: [Self; 13] = [
-        Self::Ld1,
-        Self::Ld2,
-        Self::Ld3,
-        Self::Ld4,
-        Self::OneCall,
-        Self::StopJoins,
-        Self::ClaimHasCause,
-        Self::WriteHasCause,
-        Self::DeadlineFromSend,
-        Self::TermStaysOver,
-        Self::HealthGates,
-        Self::ReleaseStays,
-        Self::Bounded,
-    ];
-
-    /// As it is called in reports.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Ld1 => "LD-1",
-            Self::Ld2 => "LD-2",
-            Self::Ld3 => "LD-3",
-            Self::Ld4 => "LD-4",
-            Self::OneCall => "one_call",
-            Self::StopJoins => "stop_joins",
-            Self::ClaimHasCause => "claim_has_cause",
-            Self::WriteHasCause => "write_has_cause",
-            Self::DeadlineFromSend => "deadline_from_send",
-            Self::TermStaysOver => "term_stays_over",
-            Self::HealthGates => "health_gates",
-            Self::ReleaseStays => "release_stays",
-            Self::Bounded => "bounded",
-        }
-    }
-}
-
-/// A rule that was broken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Violation {
-    /// Which.
-    pub rule: Rule,
-    /// When, in true time.
-    pub at: u64,
-    /// How.
-    pub what: String,
-}
-
-/// How a check ended: in the words of what broke it, if it did.
-pub type Verdict = Result<(), String>;
 
 /// LD-1. `until` is the true moment at which each node's term ends, by its own deadline.
 pub fn at_most_one_leader(now: u64, node: usize, until: &[u64]) -> Verdict {
@@ -259,12 +195,6 @@ impl RowHistory {
             None => Err("claims a row that nobody wrote".to_owned()),
         }
     }
-}
-
-/// What a node is called in a report.
-#[must_use]
-pub fn name(node: usize) -> char {
-    char::from(b'a' + u8::try_from(node).unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -10,8 +10,11 @@ use std::time::Duration;
 use tenure_clock::Entropy;
 use tenure_election::{OnRenewalError, Settings, Skew, Timing};
 
-use crate::draws::Draws;
-use crate::fault::Fault;
+use super::fault::Fault;
+use crate::calendar::{MILLI, SECOND, nanos};
+use crate::draws::{Draws, one_in, spread};
+use crate::scenario::{self, Course, Incident, Target};
+use crate::shrink::PLAIN_LATENCY;
 
 /// How long every schedule is.
 pub const SCHEDULE_SECONDS: u64 = 600;
@@ -19,9 +22,6 @@ pub const SCHEDULE_SECONDS: u64 = 600;
 pub const NODES: usize = 3;
 /// The longest wait before a node that lost its term stands again.
 pub const COOL_DOWN_MAX: u64 = SECOND;
-/// One second in nanoseconds.
-pub const SECOND: u64 = 1_000_000_000;
-const MILLI: u64 = 1_000_000;
 const HOUR_MILLIS: u64 = 3_600_000;
 /// Time for a renewal in a calm world, with some to spare.
 const RENEWAL_MAX: Duration = Duration::from_secs(1);
@@ -33,26 +33,16 @@ const CHARACTER: u64 = 2001;
 /// A whole schedule.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    /// What it was drawn from.
-    pub seed: u64,
-    /// What the draws of the running world are derived from.
-    pub key: u64,
+    /// What happens when.
+    pub course: Course<Fault>,
     /// Who stands.
     pub nodes: Vec<NodePlan>,
     /// What becomes of calls.
     pub network: Network,
-    /// What happens at a moment of its own, in order.
-    pub incidents: Vec<Incident>,
-    /// When the faults stop.
-    pub heal_at: u64,
-    /// When the schedule ends.
-    pub end_at: u64,
     /// How long a leader waits between two guarded writes, at most.
     pub work_every_max: u64,
     /// Who is given which owner id.
     pub owners: Owners,
-    /// Faults of single calls that were taken away again: the node and the number of its call.
-    pub spared_calls: BTreeSet<(usize, u32)>,
 }
 
 /// One node.
@@ -159,34 +149,10 @@ impl Network {
     }
 }
 
-/// Something that happens once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Incident {
-    /// When.
-    pub at: u64,
-    /// Until when, if it lasts.
-    pub until: u64,
-    /// What.
-    pub fault: Fault,
-    /// To whom.
-    pub target: Target,
-    /// Whatever else was drawn for it.
-    pub detail: u64,
-}
+impl scenario::Plan for Plan {
+    type Fault = Fault;
 
-/// Whom an incident concerns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Target {
-    /// This node.
-    Node(usize),
-    /// Whoever leads at that moment; nobody, if nobody does.
-    Leader,
-}
-
-impl Plan {
-    /// The schedule of a seed.
-    #[must_use]
-    pub fn draw(seed: u64) -> Self {
+    fn draw(seed: u64) -> Self {
         let entropy = Entropy::seeded(seed);
         let character = Character::draw(seed);
         let mut settings = draw_settings(&entropy);
@@ -213,20 +179,48 @@ impl Plan {
             })
             .collect::<Vec<_>>();
         let incidents = draw_incidents(&entropy, &nodes, character, lease_max, heal_at);
+        let key = entropy.u64();
         Self {
-            seed,
-            key: entropy.u64(),
+            course: Course { seed, key, incidents, heal_at, end_at, spared_calls: BTreeSet::new() },
             network: draw_network(&entropy, character, lease_max),
             nodes,
-            incidents,
-            heal_at,
-            end_at,
             work_every_max: (2 + entropy.below(8)) * SECOND,
             owners: character.owners,
-            spared_calls: BTreeSet::new(),
         }
     }
 
+    fn course(&self) -> &Course<Fault> {
+        &self.course
+    }
+
+    fn course_mut(&mut self) -> &mut Course<Fault> {
+        &mut self.course
+    }
+
+    fn simpler(&self) -> Vec<Box<dyn Fn(&mut Self)>> {
+        let mut all: Vec<Box<dyn Fn(&mut Self)>> = Vec::new();
+        for fault in CALL_FAULTS {
+            all.push(Box::new(move |plan| {
+                if let Some(rate) = plan.network.rate_mut(fault) {
+                    *rate = 0;
+                }
+            }));
+        }
+        all.push(Box::new(|plan| {
+            (plan.network.latency_min, plan.network.latency_max) = (PLAIN_LATENCY, PLAIN_LATENCY);
+        }));
+        all.push(Box::new(|plan| plan.owners = Owners::Fresh));
+        for node in 0..self.nodes.len() {
+            all.push(Box::new(move |plan| plan.nodes[node].present = false));
+            all.push(Box::new(move |plan| plan.nodes[node].rate_ppm = 0));
+            all.push(Box::new(move |plan| plan.nodes[node].skew_millis = 0));
+            all.push(Box::new(move |plan| plan.nodes[node].starts_at = node as u64 * PLAIN_LATENCY));
+        }
+        all
+    }
+}
+
+impl Plan {
     /// The longest lease of those who take part.
     #[must_use]
     pub fn lease_max(&self) -> u64 {
@@ -237,25 +231,8 @@ impl Plan {
     #[must_use]
     pub fn converged_by(&self) -> u64 {
         let poll = self.nodes.iter().map(|node| nanos(node.timing.poll)).max().unwrap_or(0);
-        self.heal_at + 2 * self.lease_max() + poll + COOL_DOWN_MAX + 4 * self.network.latency_max
+        self.course.heal_at + 2 * self.lease_max() + poll + COOL_DOWN_MAX + 4 * self.network.latency_max
     }
-}
-
-/// A duration as the calendar counts.
-#[must_use]
-pub fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn one_in(entropy: &Entropy, n: u64) -> bool {
-    entropy.below(n) == 0
-}
-
-/// Between `min` and `max`, each doubling as likely as the next: short and long ones alike.
-fn spread(entropy: &Entropy, min: u64, max: u64) -> u64 {
-    let doublings = u64::from((max / min.max(1)).max(1).ilog2());
-    let from = min << entropy.below(doublings + 1);
-    (from + entropy.below(from)).min(max)
 }
 
 /// What sets a few schedules apart. Drawn beside the rest, so that the others are as they always were.
@@ -422,7 +399,7 @@ fn draw_incidents(
     character: Character,
     lease_max: u64,
     heal_at: u64,
-) -> Vec<Incident> {
+) -> Vec<Incident<Fault>> {
     let mut incidents = Vec::new();
     for (fault, leases) in INCIDENTS {
         // A row is deleted by hand seldom; a crash is what failover is measured by.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use tenure_election::{Answer, Attempt, Lock, Nonce};
 
-use super::checkers::name;
+use crate::scenario::name;
 
 /// A write in a few words.
 pub(super) struct Brief<'a>(pub(super) &'a Attempt);

@@ -21,19 +21,19 @@ use tenure_election::{
 };
 
 use self::calls::Flight;
-use super::Watch;
+use super::Outcome;
 use super::candidate::Candidate;
 use super::checkers::{
-    EpochsRise, GuardHolds, RowHistory, Rule, Verdict, Violation, at_most_one_leader, deadline_from_send,
-    name, one_leader, term_stays_over,
+    EpochsRise, GuardHolds, RowHistory, Rule, at_most_one_leader, deadline_from_send, one_leader,
+    term_stays_over,
 };
-use super::outcome::Outcome;
-use super::plan::{COOL_DOWN_MAX, NODES, Owners, Plan, nanos};
+use super::fault::Fault;
+use super::plan::{COOL_DOWN_MAX, NODES, Owners, Plan};
 use super::table::{Table, place};
-use crate::calendar::Calendar;
+use crate::calendar::{Calendar, nanos};
 use crate::draws::{Draw, Draws};
-use crate::fault::Fault;
 use crate::node_clock::NodeClock;
+use crate::scenario::{Named, Verdict, Violation, Watch, name};
 use crate::trace::Trace;
 
 /// More than any schedule needs, by far: beyond it, somebody spins.
@@ -184,7 +184,7 @@ struct Guard {
 
 pub(super) struct World<'p, C, T> {
     plan: &'p Plan,
-    watch: Watch,
+    watch: Watch<Rule>,
     now: u64,
     calendar: Calendar<Happening>,
     nodes: Vec<Node<C>>,
@@ -215,7 +215,7 @@ pub(super) struct World<'p, C, T> {
 }
 
 impl<'p, C: Candidate, T: Table> World<'p, C, T> {
-    pub(super) fn new(plan: &'p Plan, watch: Watch) -> Self {
+    pub(super) fn new(plan: &'p Plan, watch: Watch<Rule>) -> Self {
         let about = Arc::new(BTreeMap::new());
         let nodes = plan.nodes.iter().enumerate().map(|(index, node)| Node {
             timing: node.timing,
@@ -245,8 +245,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             cut_replies: 0,
             unhealthy: 0,
             waiting: Vec::new(),
-            draws: Draws::new(plan.key, 2 * index as u64),
-            call_draws: Draws::new(plan.key, 2 * index as u64 + 1),
+            draws: Draws::new(plan.course.key, 2 * index as u64),
+            call_draws: Draws::new(plan.course.key, 2 * index as u64 + 1),
         });
         let mut world = Self {
             plan,
@@ -266,10 +266,10 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             converged: false,
             over: false,
             elections: 0,
-            work_draws: Draws::new(plan.key, 1000),
+            work_draws: Draws::new(plan.course.key, 1000),
             works: 0,
             guards: Default::default(),
-            befell: vec![None; plan.incidents.len()],
+            befell: vec![None; plan.course.incidents.len()],
             failover: None,
             epochs: EpochsRise::default(),
             history: RowHistory::default(),
@@ -313,10 +313,10 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
                 self.trace.tell(0, format_args!("a and b have one owner id"));
             }
         }
-        for (index, incident) in self.plan.incidents.iter().enumerate() {
+        for (index, incident) in self.plan.course.incidents.iter().enumerate() {
             self.enter(incident.at, Happening::Begin { incident: wide(index) });
         }
-        self.enter(self.plan.heal_at + 1, Happening::Heal);
+        self.enter(self.plan.course.heal_at + 1, Happening::Heal);
     }
 
     pub(super) fn run(mut self) -> Outcome {
@@ -333,7 +333,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             }
         }
         if !self.over {
-            self.now = self.plan.end_at;
+            self.now = self.plan.course.end_at;
             if self.healed {
                 let verdict = one_leader(self.now, &self.until);
                 self.check(Rule::Ld4, verdict);
@@ -348,7 +348,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
 
     fn enter(&mut self, at: u64, happening: Happening) {
         // What would happen after the end does not.
-        if at <= self.plan.end_at {
+        if at <= self.plan.course.end_at {
             self.calendar.enter(at, happening);
         }
     }
@@ -593,14 +593,14 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
 
     fn set_until(&mut self, index: usize, until: u64) {
         self.until[index] = until;
-        self.count_led_until(self.until.iter().copied().max().unwrap_or(0).min(self.plan.end_at));
+        self.count_led_until(self.until.iter().copied().max().unwrap_or(0).min(self.plan.course.end_at));
     }
 
     /// Counts the time from now until then as led, instead of what was foreseen before.
     fn count_led_until(&mut self, until: u64) {
         let until = until.max(self.now);
         let foreseen = self.led_until.max(self.now);
-        self.outcome.led_nanos = self.outcome.led_nanos + until - foreseen;
+        self.outcome.tally.led_nanos = self.outcome.tally.led_nanos + until - foreseen;
         self.led_until = until;
     }
 
@@ -643,7 +643,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
 
     fn elected(&mut self, index: usize, epoch: Epoch) {
         self.elections += 1;
-        self.outcome.terms += 1;
+        self.outcome.tally.terms += 1;
         let node = &mut self.nodes[index];
         node.term += 1;
         node.gave_up = false;
@@ -658,7 +658,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         }
         if let Some(failover) = self.failover.take() {
             let thousandths = (self.now - failover.at) * 1000 / failover.lease;
-            self.outcome.failovers.push(u32::try_from(thousandths).unwrap_or(u32::MAX));
+            let thousandths = u32::try_from(thousandths).unwrap_or(u32::MAX);
+            *self.outcome.tally.failovers.entry(thousandths).or_default() += 1;
         }
         let at = self.now + self.work_draw().below(self.plan.work_every_max);
         self.enter(at, Happening::Work { node: narrow(index), term });
@@ -712,10 +713,10 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let what = if admitted { "accepted" } else { "refused" };
         self.trace.note(self.now, format_args!("  guard {guard} {what} a write of term {token}"));
         if !admitted {
-            self.outcome.writes_refused += 1;
+            self.outcome.tally.writes_refused += 1;
             return;
         }
-        self.outcome.writes_accepted += 1;
+        self.outcome.tally.writes_accepted += 1;
         let guard = &mut self.guards[guard];
         guard.highest = guard.highest.max(Some(epoch));
         let verdict = guard.holds.accepted(u64::from(token));
@@ -756,7 +757,7 @@ fn node_name(plan: &Plan, index: usize) -> Arc<str> {
 }
 
 const fn owner_digits(plan: &Plan, index: usize, life: u32) -> u64 {
-    Draws::new(plan.key ^ life as u64 ^ ((index as u64) << 32), 7).at(0).bits()
+    Draws::new(plan.course.key ^ life as u64 ^ ((index as u64) << 32), 7).at(0).bits()
 }
 
 /// There are three nodes.

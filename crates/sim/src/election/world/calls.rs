@@ -4,12 +4,13 @@ use tenure_clock::Monotonic;
 use tenure_election::{Answer, Attempt, Call, CallId, Event, FenceMark, Rows};
 
 use super::super::candidate::Candidate;
-use super::super::checkers::{Rule, name};
+use super::super::checkers::Rule;
+use super::super::fault::Fault;
 use super::super::story::{Brief, Told};
 use super::super::table::Table;
 use super::{Happening, World, narrow, wide};
-use crate::fault::Fault;
 use crate::node_clock::true_wall;
+use crate::scenario::{Named, name};
 
 /// A call under way.
 #[derive(Debug)]
@@ -92,7 +93,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             answered_late: false,
             held: 0,
         });
-        let capped = |at: u64| at.min(self.plan.heal_at.max(now + there));
+        let capped = |at: u64| at.min(self.plan.course.heal_at.max(now + there));
         // A lost connection is noticed at once, a lost packet only at the time limit.
         let noticed = if coin & 2 == 2 { by.min(now + there + back) } else { by };
         if cut {
@@ -148,7 +149,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             Fault::Duplicated if !write => return None,
             fault => fault,
         };
-        if self.plan.spared_calls.contains(&(index, number)) {
+        if self.plan.course.spared_calls.contains(&(index, number)) {
             return None;
         }
         self.outcome.faults.count(fault);
@@ -315,8 +316,8 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
     /// Judges a write as it is sent, by what its sender could know at best.
     pub(super) fn judge_write(&mut self, index: usize, attempt: &Attempt) {
         match attempt {
-            Attempt::Acquire(_) => self.outcome.claims += 1,
-            Attempt::Renew(_) | Attempt::Release(_) => self.outcome.leader_writes += 1,
+            Attempt::Acquire(_) => self.outcome.tally.claims += 1,
+            Attempt::Renew(_) | Attempt::Release(_) => self.outcome.tally.leader_writes += 1,
         }
         if !C::FENCED {
             return;

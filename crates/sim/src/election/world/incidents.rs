@@ -3,19 +3,21 @@
 use tenure_election::{Epoch, Event, Lock, Nonce};
 
 use super::super::candidate::Candidate;
-use super::super::checkers::{Rule, at_most_one_leader, name};
-use super::super::plan::{Incident, NODES, Target, nanos};
+use super::super::checkers::{Rule, at_most_one_leader};
+use super::super::fault::Fault;
+use super::super::plan::NODES;
 use super::super::table::Table;
 use super::{Failover, Happening, NOBODY, Node, World, narrow};
-use crate::fault::Fault;
+use crate::calendar::nanos;
 use crate::node_clock::true_wall;
+use crate::scenario::{Incident, Named, Target, name};
 
 /// The reaper leaves a `ttl` alone that is older than this: DynamoDB takes it for a mistake.
 const FIVE_YEARS_SECONDS: i64 = 5 * 366 * 86_400;
 
 impl<C: Candidate, T: Table> World<'_, C, T> {
     pub(super) fn begin(&mut self, number: u32) {
-        let incident = self.plan.incidents[number as usize];
+        let incident = self.plan.course.incidents[number as usize];
         let leader = self.until.iter().position(|until| *until > self.now);
         let index = match incident.target {
             Target::Node(node) => Some(node),
@@ -52,7 +54,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
     }
 
     /// Something happens to one node; false if it cannot, as things are.
-    pub(super) fn befall(&mut self, index: usize, incident: &Incident) -> bool {
+    pub(super) fn befall(&mut self, index: usize, incident: &Incident<Fault>) -> bool {
         let leads = self.until[index] > self.now;
         let bit = 1 << index;
         let node = &mut self.nodes[index];
@@ -127,7 +129,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
     }
 
     pub(super) fn end(&mut self, number: u32) {
-        let incident = self.plan.incidents[number as usize];
+        let incident = self.plan.course.incidents[number as usize];
         let Some((index, life)) = self.befell[number as usize] else { return };
         let index = usize::from(index);
         self.trace.tell(self.now, format_args!("! {} is over", incident.fault.name()));

@@ -1,0 +1,57 @@
+//! The program: the same story from every process, and a summary with its fields.
+
+use std::process::{Command, Output};
+
+const SCENARIOS: [&str; 1] = ["election"];
+
+fn simulator(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-sim"));
+    command.args(arguments).output().expect("the simulator runs")
+}
+
+#[test]
+fn two_processes_tell_the_same_story() {
+    for scenario in SCENARIOS {
+        tell_twice(scenario);
+    }
+}
+
+fn tell_twice(scenario: &str) {
+    let run = |threads: &str| {
+        simulator(&[scenario, "--seed", "42", "--schedules", "60", "--trace", "--json", "--threads", threads])
+    };
+    let (one, two) = (run("1"), run("2"));
+    let text = String::from_utf8_lossy(&one.stderr);
+    assert!(one.status.success(), "{text}");
+    assert!(text.lines().count() > 1000, "every event of seed 42, and the hash of the others:\n{text}");
+    assert!(one.stderr == two.stderr, "two runs of one seed differ");
+}
+
+#[test]
+fn the_summary_has_its_fields() {
+    let output = Command::new(env!("CARGO_BIN_EXE_tenure-sim"))
+        .args(["election", "--schedules", "100", "--rules", "seed", "--json"])
+        .output()
+        .expect("the simulator runs");
+    assert!(output.status.success(), "the positive control succeeds by breaking");
+    let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one line of JSON");
+    let names: Vec<_> = summary.as_object().expect("an object").keys().map(String::as_str).collect();
+    let mut wanted = [
+        "scenario",
+        "rules",
+        "seed",
+        "schedules",
+        "violations",
+        "by_checker",
+        "first_seed",
+        "faults",
+        "progress",
+        "sim_hours",
+        "schedules_per_s",
+        "failover_p50",
+        "failover_p99",
+    ];
+    wanted.sort_unstable();
+    assert_eq!(names, wanted);
+    assert!(summary["violations"].as_u64() > Some(0) && summary["first_seed"].is_u64());
+}
