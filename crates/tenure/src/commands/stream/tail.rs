@@ -1,4 +1,4 @@
-//! `tenure stream tail`: records as they stand in the stream, parents before children.
+//! `tenure stream tail`: records in the order of the stream, parents before children.
 
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -11,8 +11,9 @@ use serde::Serialize;
 use serde_json::json;
 use tenure_backend::{Retry, retry_policy};
 use tenure_clock::WallTime;
+use tenure_stream::kpl::{Found, UserRecord, deaggregate};
 use tenure_stream::{
-    Cursor, Error, Position, Read, SequenceNumber, Shard, ShardId, Stored, Stream, StreamExt,
+    Cursor, Error, HashRange, Position, Read, SequenceNumber, Shard, ShardId, Stored, Stream, StreamExt,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +34,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(clap::Args)]
 #[command(after_help = "\
 A closed shard is read to its end before the shards that it was split or merged into.
+A record that holds several, in the aggregated format that Amazon's readers know, is taken apart: 17.0, 17.1, ….
 Records that were trimmed before they were read end the command with exit status 1, unless --accept-loss is given.
 With --follow it ends with exit status 0 on SIGINT or SIGTERM.
 
@@ -244,9 +246,8 @@ impl Tail<'_> {
         match read.with_context(|| format!("read {shard}"))? {
             Read::Records(batch) => {
                 for record in &batch.records {
-                    say(record, self.context)?;
+                    self.say(record)?;
                 }
-                self.left -= batch.records.len() as u64;
                 Ok(match batch.next {
                     None => Step::End,
                     Some(next) if batch.behind.is_zero() => Step::CaughtUp(next),
@@ -268,6 +269,20 @@ impl Tail<'_> {
                 Ok(Step::GoOn(self.cursor(shard, &Position::At(to)).await?))
             }
         }
+    }
+
+    /// Prints a record; one that holds several, in the format that Amazon's readers know, is taken apart.
+    fn say(&mut self, record: &Stored) -> anyhow::Result<()> {
+        let apart = deaggregate(&record.partition_key, &record.data, HashRange::ALL);
+        let several = apart.found == Found::Aggregated;
+        for part in &apart.records {
+            if self.left == 0 {
+                break;
+            }
+            say(record, part, several.then_some(part.sub_sequence), self.context)?;
+            self.left -= 1;
+        }
+        Ok(())
     }
 
     /// Makes a call that only looks until it succeeds, as long as it may: for the time of one call,
@@ -300,6 +315,9 @@ struct Line<'a> {
     sequence: String,
     arrived: String,
     arrived_ms: i64,
+    /// Its place within a record that held several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sub_sequence: Option<usize>,
     partition_key: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     data: Option<&'a str>,
@@ -307,22 +325,30 @@ struct Line<'a> {
     data_base64: Option<String>,
 }
 
-fn say(record: &Stored, context: &Context) -> anyhow::Result<()> {
-    let text = std::str::from_utf8(&record.data).ok();
+/// Prints a record, or one that it held.
+fn say(
+    record: &Stored,
+    part: &UserRecord,
+    sub_sequence: Option<usize>,
+    context: &Context,
+) -> anyhow::Result<()> {
+    let text = std::str::from_utf8(&part.data).ok();
     context.out.say(
         || Line {
             shard: record.shard.as_str(),
             sequence: record.sequence.to_string(),
             arrived: record.arrived.to_string(),
             arrived_ms: record.arrived.as_millis(),
-            partition_key: &record.partition_key,
+            sub_sequence,
+            partition_key: &part.partition_key,
             data: text,
-            data_base64: text.is_none().then(|| STANDARD.encode(&record.data)),
+            data_base64: text.is_none().then(|| STANDARD.encode(&part.data)),
         },
         || {
-            let data = text.map_or_else(|| format!("base64:{}", STANDARD.encode(&record.data)), one_line);
+            let data = text.map_or_else(|| format!("base64:{}", STANDARD.encode(&part.data)), one_line);
             let (arrived, shard, sequence) = (record.arrived, &record.shard, &record.sequence);
-            format!("{arrived}  {shard}  {sequence}  {}  {data}", one_line(&record.partition_key))
+            let within = sub_sequence.map(|number| format!(".{number}")).unwrap_or_default();
+            format!("{arrived}  {shard}  {sequence}{within}  {}  {data}", one_line(&part.partition_key))
         },
     )
 }
