@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 
 use crate::commands::election::{elect, guard, leaders, resign};
+#[cfg(feature = "postgres")]
+use crate::commands::{cdc, dlq};
 use crate::commands::{completions, config, demo, doctor, init, man, store, stream};
 use crate::duration;
 use crate::settings::{Flag, LogFormat};
@@ -34,7 +36,8 @@ Examples:
   tenure store put locks '{\"name\":\"orders\",\"owner\":\"ann\"}' --if-absent
   tenure elect nightly-report -- ./report.sh
   tenure stream create --shards 4
-  tenure stream tail --follow --json"
+  tenure stream tail --follow --json
+  tenure cdc setup --all-tables && tenure cdc run"
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -110,6 +113,12 @@ pub(crate) enum Command {
     Store(store::Args),
     /// Read, write and reshape the stream
     Stream(stream::Args),
+    /// Capture row changes of Postgres
+    #[cfg(feature = "postgres")]
+    Cdc(cdc::Args),
+    /// Look at events that were not published as they were
+    #[cfg(feature = "postgres")]
+    Dlq(dlq::Args),
     /// Run a command while leading a shard
     Elect(elect::Args),
     /// Show who leads what

@@ -18,6 +18,7 @@ mod output;
 mod serving;
 mod settings;
 mod shutdown;
+mod size;
 mod timestamp;
 
 use std::process::ExitCode;

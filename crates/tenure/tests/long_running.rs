@@ -171,7 +171,7 @@ fn metrics_are_served() {
     tail.ends_well();
 }
 
-fn get(address: &str) -> Option<String> {
+pub(crate) fn get(address: &str) -> Option<String> {
     let mut connection = TcpStream::connect(address).ok()?;
     connection.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
     write!(connection, "GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;

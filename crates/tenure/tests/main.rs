@@ -2,6 +2,8 @@
 //! and exit status.
 
 mod bad_input;
+#[cfg(feature = "postgres")]
+mod cdc;
 mod demo;
 mod election;
 mod long_running;

@@ -1,8 +1,12 @@
 //! The commands, and what is made ready before one runs.
 
+#[cfg(feature = "postgres")]
+pub(crate) mod cdc;
 pub(crate) mod completions;
 pub(crate) mod config;
 pub(crate) mod demo;
+#[cfg(feature = "postgres")]
+pub(crate) mod dlq;
 pub(crate) mod doctor;
 pub(crate) mod election;
 pub(crate) mod init;
@@ -20,7 +24,7 @@ use crate::arguments::{Arguments, Command, Global};
 use crate::context::Context;
 use crate::failure::misuse;
 use crate::output::{Closed, Output};
-use crate::settings::{self, Loaded, Settings};
+use crate::settings::{self, Flag, Loaded, Log, Settings};
 use crate::{logging, serving};
 
 /// Runs the command and answers the exit status.
@@ -40,8 +44,8 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { global, command } = arguments;
     if global.metrics.is_some() && !command.is_long_running() {
         return Err(misuse(
-            "--metrics is for commands that stay: elect, leaders --watch, store watch, stream tail --follow, stream put \
-             --lines",
+            "--metrics is for commands that stay: elect, cdc run, leaders --watch, store watch, stream tail --follow, \
+             stream put --lines",
         ));
     }
     if global.json && matches!(&command, Command::Completions(_) | Command::Man(man::Args { out: None })) {
@@ -77,8 +81,24 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let code = stream::run(args, &context).await?;
             return context.out.flush().map(|()| code);
         }
+        #[cfg(feature = "postgres")]
+        Command::Cdc(args) => {
+            let loaded = load_with(&global, args.flags())?;
+            let context = match args.tells() {
+                true => begin_to_tell(loaded, &global, out)?,
+                false => begin(loaded.settings, &global, out, args.is_long_running())?,
+            };
+            let code = cdc::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+        #[cfg(feature = "postgres")]
+        Command::Dlq(args) => {
+            let context = begin(load_with(&global, args.flags())?.settings, &global, out, false)?;
+            let code = dlq::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
         Command::Elect(args) => {
-            let context = open_to_tell(&global, out)?;
+            let context = begin_to_tell(load(&global)?, &global, out)?;
             return elect::run(args, &context).await;
         }
         Command::Leaders(args) => {
@@ -105,6 +125,10 @@ impl Command {
         match self {
             Self::Store(args) => args.only_looks(),
             Self::Stream(args) => args.only_looks(),
+            #[cfg(feature = "postgres")]
+            Self::Cdc(args) => args.only_looks(),
+            #[cfg(feature = "postgres")]
+            Self::Dlq(args) => args.only_looks(),
             Self::Leaders(_) | Self::Completions(_) | Self::Man(_) => true,
             _ => false,
         }
@@ -116,6 +140,8 @@ impl Command {
             Self::Store(args) => args.is_long_running(),
             Self::Stream(args) => args.is_long_running(),
             Self::Leaders(args) => args.is_long_running(),
+            #[cfg(feature = "postgres")]
+            Self::Cdc(args) => args.is_long_running(),
             Self::Elect(_) => true,
             _ => false,
         }
@@ -123,7 +149,13 @@ impl Command {
 }
 
 fn load(global: &Global) -> anyhow::Result<Loaded> {
-    settings::load(global.config.as_deref(), std::env::vars_os(), global.flags())
+    load_with(global, Vec::new())
+}
+
+/// As [`load`], with flags of the command's own.
+fn load_with(global: &Global, own: Vec<Flag>) -> anyhow::Result<Loaded> {
+    let flags = global.flags().into_iter().chain(own).collect();
+    settings::load(global.config.as_deref(), std::env::vars_os(), flags)
 }
 
 /// Logs as the settings say, or, while they cannot be read, as the flags say.
@@ -146,12 +178,15 @@ fn open(global: &Global, out: Output, long_running: bool) -> anyhow::Result<Cont
     begin(load(global)?.settings, global, out, long_running)
 }
 
-/// As [`open`], for a long-running command whose state changes are logged unless a filter says otherwise.
-fn open_to_tell(global: &Global, out: Output) -> anyhow::Result<Context> {
-    let loaded = load(global)?;
-    let filter_given = settings::Key::at("log.filter").is_some_and(|key| loaded.is_given(key));
+/// As [`begin`], for a long-running command whose state changes are logged unless a filter says otherwise.
+fn begin_to_tell(loaded: Loaded, global: &Global, out: Output) -> anyhow::Result<Context> {
+    // The default, though a file repeats it, is nobody's choice to be told nothing.
+    let chosen = settings::Key::at("log.filter").is_some_and(|key| {
+        let source = loaded.source(key);
+        !matches!(source.word(), "default" | "file") || loaded.settings.log.filter != Log::default().filter
+    });
     let mut settings = loaded.settings;
-    if !filter_given {
+    if !chosen {
         settings.log.filter.push_str(",tenure=info");
     }
     begin(settings, global, out, true)

@@ -78,11 +78,6 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Whether anybody gave the key a value.
-    pub(crate) fn is_given(&self, key: &Key) -> bool {
-        self.given.contains_key(&key.path())
-    }
-
     /// Where the value of a key came from.
     pub(crate) fn source(&self, key: &Key) -> Source {
         self.given.get(&key.path()).map_or(Source::Default, |(_, source)| source.clone())
@@ -178,12 +173,18 @@ fn read_file(path: &Path, text: &str, given: &mut BTreeMap<String, (String, Sour
             let Some(key) = Key::at(&key) else {
                 return Err(misuse(format!("{place}: {}", unknown_key(&key))));
             };
-            let DeValue::String(value) = value.get_ref() else {
-                let found = value.get_ref().type_str();
-                return Err(misuse(format!("{place}: {} is a text in quotes, not {found}", key.path())));
+            let value = match value.get_ref() {
+                DeValue::String(value) => value.to_string(),
+                // Numbers and switches need no quotes where they can be meant.
+                DeValue::Integer(number) if key.section == "cdc" => number.to_string(),
+                DeValue::Boolean(switch) if key.section == "cdc" => switch.to_string(),
+                value => {
+                    let found = value.type_str();
+                    return Err(misuse(format!("{place}: {} is a text in quotes, not {found}", key.path())));
+                }
             };
             let source = Source::File(path.to_owned(), line_at(name.span().start));
-            insert(given, &key.path(), value.to_string(), source)?;
+            insert(given, &key.path(), value, source)?;
         }
     }
     Ok(())
@@ -285,6 +286,11 @@ mod tests {
         assert_eq!(source("log.filter"), Source::Flag("--log"));
         assert!(matches!(source("log.format"), Source::File(_, 4)));
         assert_eq!(source("stream.url"), Source::Default);
+        let numbers = loaded("[cdc]\nlanes = 64\nmessages = true\nlinger = '5ms'", &[], Vec::new()).unwrap();
+        let shown = |path: &str| numbers.settings.shown(Key::at(path).unwrap());
+        assert_eq!(shown("cdc.lanes").as_deref(), Some("64"));
+        assert_eq!(shown("cdc.messages").as_deref(), Some("true"));
+        assert_eq!(shown("cdc.linger").as_deref(), Some("5ms"));
         let filters = loaded("", &environment, Vec::new()).unwrap();
         assert_eq!(filters.settings.log.filter, "trace");
     }

@@ -4,14 +4,19 @@
 //! the flag. [`load`] merges them and remembers where each value came from.
 
 mod address_text;
+mod capture;
 mod layers;
 mod template;
+mod text;
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use address_text::AddressText;
+pub(crate) use capture::Capture;
+#[cfg(feature = "postgres")]
+pub(crate) use capture::{Destination, LeadershipKind};
 pub(crate) use layers::{Flag, Loaded, load};
 pub(crate) use template::{Preset, template};
 
@@ -31,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) metrics: Metrics,
     /// The database whose changes are captured.
     pub(crate) postgres: Database,
+    /// How they are captured.
+    pub(crate) cdc: Capture,
 }
 
 /// `[store]`.
@@ -153,7 +160,7 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 8] = [
+pub(crate) const KEYS: [Key; 24] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
     Key { section: "election", name: "table" },
@@ -162,6 +169,22 @@ pub(crate) const KEYS: [Key; 8] = [
     Key { section: "log", name: "filter" },
     Key { section: "metrics", name: "listen" },
     Key { section: "postgres", name: "url" },
+    Key { section: "cdc", name: "slot" },
+    Key { section: "cdc", name: "publications" },
+    Key { section: "cdc", name: "source" },
+    Key { section: "cdc", name: "to" },
+    Key { section: "cdc", name: "lanes" },
+    Key { section: "cdc", name: "leadership" },
+    Key { section: "cdc", name: "inflight_events" },
+    Key { section: "cdc", name: "inflight_bytes" },
+    Key { section: "cdc", name: "linger" },
+    Key { section: "cdc", name: "spill" },
+    Key { section: "cdc", name: "spill_max" },
+    Key { section: "cdc", name: "aggregation" },
+    Key { section: "cdc", name: "messages" },
+    Key { section: "cdc", name: "retained_warn" },
+    Key { section: "cdc", name: "retained_stop" },
+    Key { section: "cdc", name: "drain_timeout" },
 ];
 
 impl Key {
@@ -187,18 +210,18 @@ impl Settings {
     /// # Errors
     /// The first mistake found.
     pub(crate) fn validate(&self) -> Result<(), (&'static Key, String)> {
-        let at = |path| Key::at(path).unwrap_or(&KEYS[0]);
+        let at = |path: &str| Key::at(path).unwrap_or(&KEYS[0]);
         crate::logging::filter(&self.log.filter).map_err(|message| (at("log.filter"), message))?;
         tenure_election::table_spec(&self.election.table)
             .validate()
             .map_err(|error| (at("election.table"), error.chain()))?;
-        match self.postgres.url.as_ref().map(AddressText::scheme) {
-            None | Some("postgres" | "postgresql") => Ok(()),
-            Some(scheme) => Err((
-                at("postgres.url"),
-                format!("`{scheme}:` is no database: write postgres://user@host:port/database"),
-            )),
+        if let Some(scheme) = self.postgres.url.as_ref().map(AddressText::scheme)
+            && !matches!(scheme, "postgres" | "postgresql")
+        {
+            let message = format!("`{scheme}:` is no database: write postgres://user@host:port/database");
+            return Err((at("postgres.url"), message));
         }
+        self.cdc.validate().map_err(|(name, message)| (at(&format!("cdc.{name}")), message))
     }
 
     /// The value of a key as it may be shown: masked, and absent if there is none.
@@ -237,5 +260,21 @@ mod tests {
         settings = Settings::default();
         settings.postgres.url = Some("sqlite:x".parse().unwrap());
         assert_eq!(settings.validate().unwrap_err().0.path(), "postgres.url");
+    }
+
+    #[cfg(feature = "postgres")]
+    #[test]
+    fn what_is_captured_is_validated() {
+        let refused = |text: &str| {
+            let settings: Settings = toml::from_str(&format!("[cdc]\n{text}")).unwrap();
+            settings.validate().unwrap_err()
+        };
+        assert_eq!(refused("slot = 'Orders'").0.path(), "cdc.slot");
+        assert_eq!(refused("source = ''").0.path(), "cdc.source");
+        assert_eq!(refused("lanes = '99999'").0.path(), "cdc.lanes");
+        assert_eq!(refused("inflight_bytes = '0'").0.path(), "cdc.inflight_bytes");
+        for bad in ["to = 'kafka:x'", "to = 'file:'", "linger = '3'", "messages = 'yes'", "lanes = '0'"] {
+            assert!(toml::from_str::<Settings>(&format!("[cdc]\n{bad}")).is_err(), "{bad}");
+        }
     }
 }

@@ -93,7 +93,8 @@ preset = "balanced"
 # `text` for people or `json` for machines; always on standard error. Default: text
 format = "text"
 # A level (error, warn, info, debug, trace, off), or target=level pairs separated by commas.
-# RUST_LOG and TENURE_LOG are read as well, and go before this file. Default: warn
+# RUST_LOG and TENURE_LOG are read as well, and go before this file. Default: warn; `tenure elect` and
+# `tenure cdc run` tell their own changes of state, too, unless another filter is chosen.
 filter = "warn"
 
 [metrics]
@@ -105,20 +106,62 @@ filter = "warn"
 # The database whose changes are captured; `tenure doctor` checks that it can be.
 # Default: none
 {database}
+
+[cdc]
+# What `tenure cdc` captures and where it goes; `tenure cdc setup` makes what is missing.
+# The replication slot: a to z, 0 to 9 and _. One per pipeline. Default: tenure
+slot = "tenure"
+# The publications that say which tables, separated by commas. Default: tenure
+publications = "tenure"
+# The pipeline's name, in every event: distinct for each pipeline that feeds a stream. Default: tenure
+source = "tenure"
+# stream (that of [stream]), file:PATH or - (lines of JSON), or null. Default: stream
+to = "stream"
+# Rows with equal keys share a lane, and a lane keeps its order. Fixed once begun.
+# Default: 1024 for a stream, 1 for a file
+# lanes = 1024
+# Who of several processes leads: advisory (a lock in Postgres) or store (an election on the store).
+# Default: advisory
+leadership = "advisory"
+# Most events, and most bytes of them, that are read and not yet safe in the stream. Default: 100000, 16MiB
+inflight_events = 100000
+inflight_bytes = "16MiB"
+# How long an event may wait for others to travel with. Default: 3ms
+linger = "3ms"
+# Where large transactions wait for their commit, and how much of it may be used. Default: /var/tmp, 64GiB
+# spill = "/var/tmp"
+spill_max = "64GiB"
+# Several events in one record, in the aggregated format that Amazon's readers know. Default: true
+aggregation = true
+# Whether what pg_logical_emit_message wrote is published. Default: false
+messages = false
+# How much log the server may keep for the slot before it is warned of, and before the run ends: its disk
+# fills while the sink is slow. Default: 10GiB, none
+retained_warn = "10GiB"
+# retained_stop = "100GiB"
+# How long a planned stop waits for what is under way. Default: 20s
+drain_timeout = "20s"
 "##
     )
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::{KEYS, Settings};
+    use super::super::{KEYS, Settings, load};
     use super::*;
+
+    fn read(text: &str) -> Settings {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("tenure.toml");
+        std::fs::write(&path, text).unwrap();
+        load(Some(&path), std::iter::empty(), Vec::new()).unwrap().settings
+    }
 
     #[test]
     fn templates_read_back_and_name_every_key() {
         for preset in [Preset::Embedded, Preset::Aws, Preset::Mixed] {
             let text = template(preset);
-            let settings: Settings = toml::from_str(&text).unwrap();
+            let settings = read(&text);
             settings.validate().unwrap();
             assert_eq!(settings.store.url.reveal(), preset.store());
             assert_eq!(settings.stream.url.reveal(), preset.stream());
@@ -129,7 +172,6 @@ mod tests {
                 );
             }
         }
-        let embedded: Settings = toml::from_str(&template(Preset::Embedded)).unwrap();
-        assert_eq!(embedded, Settings::default());
+        assert_eq!(read(&template(Preset::Embedded)), Settings::default());
     }
 }
