@@ -109,6 +109,18 @@ impl CheckpointPlace {
         }
     }
 
+    /// Ends the pipeline, and remembers its era: another one under the same name must not begin at the first
+    /// again, or readers would take its events for old ones.
+    #[must_use]
+    pub fn tear_down(&self) -> Write {
+        Write::Update {
+            table: self.table.to_string(),
+            key: self.key(),
+            change: Update::new().set("slot", ""),
+            when: Condition::exists("pk"),
+        }
+    }
+
     fn item(&self, checkpoint: &Checkpoint) -> Item {
         let Checkpoint { system_id, timeline, slot, lsn, era, lanes, fence, updated } = checkpoint;
         Item::new()
@@ -127,6 +139,12 @@ impl CheckpointPlace {
 }
 
 impl Checkpoint {
+    /// Whether only the era is left of it.
+    #[must_use]
+    pub fn is_torn_down(&self) -> bool {
+        self.slot.is_empty()
+    }
+
     /// Reads a row.
     ///
     /// # Errors
@@ -149,7 +167,7 @@ impl Checkpoint {
         if hash != LANE_HASH {
             return Err(Error::invalid(format!(
                 "the checkpoint row was written with lane hash `{hash}`, this version knows `{LANE_HASH}`: \
-                 run the version that wrote it, or begin a new era with `tenure cdc setup --accept-gap`"
+                 run the version that wrote it, or set up a pipeline under another --source"
             )));
         }
         let lanes =
@@ -310,6 +328,16 @@ mod tests {
         assert!(after(Some(&row), &place().begin_era(&checkpoint(7, 3, 5))).is_some());
         assert!(after(Some(&row), &place().begin_era(&checkpoint(7, 2, 5))).is_none());
         assert!(after(Some(&row), &place().begin_era(&checkpoint(7, 3, 4))).is_none());
+    }
+
+    #[test]
+    fn of_a_pipeline_that_was_torn_down_the_era_stays() {
+        let row = after(None, &place().create(&checkpoint(100, 2, 5))).unwrap();
+        let row = after(Some(&row), &place().tear_down()).unwrap();
+        let read = Checkpoint::read(&row).unwrap();
+        assert!(read.is_torn_down());
+        assert_eq!((read.era, read.fence), (Era(2), Epoch(5)));
+        assert!(after(Some(&row), &place().begin_era(&checkpoint(7, 3, 5))).is_some());
     }
 
     #[test]

@@ -57,9 +57,9 @@ pub(crate) struct Stage {
     pub(crate) stop: CancellationToken,
 }
 
-/// How a term ended, when it ended in good order.
+/// How a pipeline ended, when it ended as asked.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub enum End {
     /// As asked, with everything settled, in the row, and confirmed.
     Drained,
     /// As asked, but something was still under way: the next leader publishes it again.
@@ -432,7 +432,8 @@ impl Pipeline {
         });
         self.stage.progress.update(|progress| {
             progress.epoch = self.checkpoint.fence.0;
-            progress.server = self.server.0;
+            // Others may know more: the server tells only how far it has sent.
+            progress.server = progress.server.max(self.server.0);
             progress.received = received.0;
             progress.published = self.publisher.confirmed().0;
             progress.acknowledged = self.checkpointer.feedback().0;

@@ -9,7 +9,7 @@ use tenure_stream::identity::Lsn;
 /// What a process knows about itself.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// `standby`, `leader`, `stopping` or `stopped`.
+    /// `standby`, `starting` (it was elected, and looks where to begin), `leader`, `stopping` or `stopped`.
     pub role: String,
     /// The leader's epoch.
     pub epoch: u64,

@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use crate::checkpoint::{Checkpoint, CheckpointPlace};
-use crate::pipeline::{End, Pipeline, Stage};
+pub use crate::pipeline::End;
+use crate::pipeline::{Pipeline, Stage};
 use crate::progress::Progress;
 use crate::quarantine::{KEPT_BEYOND_RETENTION, Quarantine};
 use crate::server::{self, Slot, System};
@@ -127,18 +128,21 @@ impl Service {
     }
 
     /// Runs until asked to stop; then everything that was taken in is settled, and the next leader publishes
-    /// nothing twice.
+    /// nothing twice. Says if that could not be had in time.
     ///
     /// # Errors
     /// What a person must mend: a gap, missing permissions, a slot or publication that is not there. Whatever
     /// may pass by itself is tried again for as long as it takes.
-    pub async fn run(&self, stop: CancellationToken) -> Result<()> {
+    pub async fn run(&self, stop: CancellationToken) -> Result<End> {
         let mut pause = PAUSE_MIN;
         while !stop.is_cancelled() {
             self.progress.update(|progress| progress.role = "standby".to_owned());
             let began = self.env.clock.monotonic();
             match Box::pin(self.term(&stop)).await {
-                Ok(()) => {}
+                Ok(ended) => {
+                    self.progress.update(|progress| progress.role = "stopped".to_owned());
+                    return Ok(ended);
+                }
                 Err(error) if is_final(error.kind()) => {
                     self.progress.trouble(Some(error.chain()));
                     return Err(error);
@@ -160,21 +164,21 @@ impl Service {
             }
         }
         self.progress.update(|progress| progress.role = "stopped".to_owned());
-        Ok(())
+        Ok(End::Drained)
     }
 
     /// One term, from connecting to its end. `Ok` if it was asked to stop.
-    async fn term(&self, stop: &CancellationToken) -> Result<()> {
+    async fn term(&self, stop: &CancellationToken) -> Result<End> {
         let mut session = self.connect().await?;
         self.check_server(&mut session).await?;
         let campaign = self.campaign(&session);
         let lead = tokio::select! {
             biased;
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => return Ok(End::Drained),
             lead = campaign => lead?,
         };
         self.progress.update(|progress| {
-            progress.role = "leader".to_owned();
+            progress.role = "starting".to_owned();
             progress.trouble = None;
         });
         let epoch = lead.term().fence().epoch();
@@ -185,18 +189,15 @@ impl Service {
             Ok(End::Abandoned) => {
                 warn!("stopped before everything was settled: the next leader publishes it again")
             }
-            Err(error) => {
-                // Whatever ends a term, the lock goes with the session, so that another may lead.
-                drop(session);
-                warn!(error = %error.chain(), "the term is over");
-            }
+            // Whatever ends a term, the lock goes with the session, so that another may lead.
+            Err(_) => drop(session),
         }
         let resigned = lead.resign().await;
-        led?;
+        let end = led?;
         if let Err(error) = resigned {
             warn!(error = %error.chain(), "leadership could not be given back; it ends with the session");
         }
-        Ok(())
+        Ok(end)
     }
 
     async fn connect(&self) -> Result<Session> {
@@ -247,7 +248,6 @@ impl Service {
             Ok(checkpoint) => checkpoint,
             Err(error) => return (Some(session), Err(error)),
         };
-        self.progress.update(|progress| progress.started_at = checkpoint.lsn.0);
         info!(start = %checkpoint.lsn, era = checkpoint.era.0, "starting to stream");
         let mut options = PluginOptions::new(self.settings.publications.clone());
         options.messages = self.settings.messages;
@@ -259,6 +259,10 @@ impl Service {
             Ok(halves) => halves,
             Err(error) => return (None, Err(error)),
         };
+        self.progress.update(|progress| {
+            progress.role = "leader".to_owned();
+            progress.started_at = checkpoint.lsn.0;
+        });
         let stage = self.stage(stop.clone());
         let ended = match Pipeline::new(stage, term.clone(), checkpoint, sender.clone()).await {
             Ok(pipeline) => Box::pin(pipeline.run(&mut receiver)).await,

@@ -3,7 +3,7 @@
 //! An acknowledgement means that it is safe there: a stream says so itself, a file has been synced.
 
 use std::fmt::{self, Debug};
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -163,20 +163,28 @@ impl LinesSink {
     }
 
     /// Lines at the end of a file. A last line without end is of a writer that died, and was never
-    /// acknowledged: it is removed, and comes again.
+    /// acknowledged: it is removed, and comes again. `None` if somebody else writes to the file.
     ///
     /// # Errors
-    /// `Denied` or `Unavailable` if the file cannot be opened.
-    pub fn file(path: &Path) -> Result<Self> {
-        let open = || -> io::Result<(File, u64)> {
+    /// `Denied`, `Invalid` or `Unavailable` if the file cannot be opened.
+    pub fn file(path: &Path) -> Result<Option<Self>> {
+        let open = || -> io::Result<Option<(File, u64)>> {
             let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
+            // Two writers would cut off each other's lines.
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => return Ok(None),
+                Err(TryLockError::Error(error)) => return Err(error),
+            }
             let good = end_of_last_line(&mut file)?;
             file.set_len(good)?;
-            Ok((file, good))
+            Ok(Some((file, good)))
         };
-        let (file, good) = open().map_err(|error| failed("open", path, error))?;
-        let out = Out::File { path: path.to_owned(), file, good };
-        Ok(Self { name: path.display().to_string(), out: Arc::new(Mutex::new(out)) })
+        let opened = open().map_err(|error| failed("open", path, error))?;
+        Ok(opened.map(|(file, good)| {
+            let out = Out::File { path: path.to_owned(), file, good };
+            Self { name: path.display().to_string(), out: Arc::new(Mutex::new(out)) }
+        }))
     }
 }
 
@@ -292,9 +300,11 @@ mod tests {
         let path = directory.path().join("events.jsonl");
         let whole = "x".repeat(100_000);
         std::fs::write(&path, format!("one\n{whole}\n{}", "torn".repeat(50_000))).unwrap();
-        let sink = LinesSink::file(&path).unwrap();
+        let sink = LinesSink::file(&path).unwrap().unwrap();
+        assert!(LinesSink::file(&path).unwrap().is_none(), "one writer at a time");
         put(&sink, "two").await.unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("one\n{whole}\ntwo\n"));
+        drop(sink);
         std::fs::write(&path, "torn").unwrap();
         drop(LinesSink::file(&path).unwrap());
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
@@ -304,7 +314,7 @@ mod tests {
     async fn a_failed_write_leaves_no_half_line_behind() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("events.jsonl");
-        let sink = LinesSink::file(&path).unwrap();
+        let sink = LinesSink::file(&path).unwrap().unwrap();
         put(&sink, "one").await.unwrap();
         // What a write that failed halfway leaves.
         let mut file = OpenOptions::new().append(true).open(&path).unwrap();

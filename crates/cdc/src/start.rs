@@ -155,11 +155,8 @@ pub fn begin(
     server: &ServerView,
     lanes: Lanes,
 ) -> Result<Lsn, Refusal> {
-    let slot = match (slot, row) {
-        (Some(slot), _) => slot,
-        (None, None) => return Err(Refusal::NotSetUp),
-        (None, Some(_)) => return Err(Refusal::SlotMissing),
-    };
+    let torn_down = row.is_some_and(Checkpoint::is_torn_down);
+    let row = row.filter(|_| !torn_down);
     if let Some(row) = row {
         if row.system_id != server.system_id {
             let (row, server) = (row.system_id.clone(), server.system_id.clone());
@@ -172,6 +169,11 @@ pub fn begin(
             return Err(Refusal::OtherLanes { row: row.lanes.count(), settings: lanes.count() });
         }
     }
+    let slot = match (slot, row) {
+        (Some(slot), _) => slot,
+        (None, None) => return Err(Refusal::NotSetUp),
+        (None, Some(_)) => return Err(Refusal::SlotMissing),
+    };
     if &*slot.plugin != "pgoutput" {
         return Err(Refusal::WrongPlugin(slot.plugin.clone()));
     }
@@ -187,7 +189,12 @@ pub fn begin(
         return Err(Refusal::SlotLost(why.clone()));
     }
     let confirmed = slot.confirmed.ok_or_else(|| Refusal::SlotLost("it has no position".into()))?;
-    let Some(row) = row else { return Ok(confirmed) };
+    let row = match row {
+        Some(row) => row,
+        // Its era is over, and a new one is begun by setting up.
+        None if torn_down => return Err(Refusal::NotSetUp),
+        None => return Ok(confirmed),
+    };
     let shared = shared_with(server, row.timeline);
     if row.lsn > shared && !tenure_planted::is("diverged_log_is_read") {
         return Err(Refusal::Diverged { row: row.lsn, shared });
@@ -273,6 +280,19 @@ mod tests {
     fn begins_where_the_slot_is_if_the_pipeline_is_new() {
         assert_eq!(decide(None, Some(&slot()), &server()), Ok(Lsn(400)));
         assert_eq!(decide(None, None, &server()), Err(Refusal::NotSetUp));
+    }
+
+    #[test]
+    fn a_pipeline_that_was_torn_down_is_set_up_again_first() {
+        let gone = Checkpoint { slot: "".into(), system_id: "1".into(), ..row() };
+        assert_eq!(decide(Some(&gone), Some(&slot()), &server()), Err(Refusal::NotSetUp));
+        assert_eq!(decide(Some(&gone), None, &server()), Err(Refusal::NotSetUp));
+    }
+
+    #[test]
+    fn a_wrong_name_is_not_taken_for_a_gap() {
+        let other = Checkpoint { slot: "other".into(), ..row() };
+        assert_eq!(decide(Some(&other), None, &server()), Err(Refusal::OtherSlot("other".into())));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use tenure_backend::Env;
 use tenure_cdc::quarantine::Quarantine;
 use tenure_cdc::server::{self, Lifetime, SnapshotUse};
-use tenure_cdc::service::{LeadershipBy, Service};
+use tenure_cdc::service::{End, LeadershipBy, Service};
 use tenure_cdc::settings::PipelineSettings;
 use tenure_cdc::sink::{Sink, StreamSink};
 use tenure_cdc::transport::{Endpoint, PublicationName, Session, SlotName};
@@ -48,12 +48,12 @@ pub(crate) async fn client(url: &str) -> Client {
 pub(crate) struct Running {
     pub(crate) service: Service,
     pub(crate) stop: CancellationToken,
-    pub(crate) task: JoinHandle<tenure_backend::Result<()>>,
+    pub(crate) task: JoinHandle<tenure_backend::Result<End>>,
 }
 
 impl Running {
     /// Asks it to stop, and waits.
-    pub(crate) async fn end(self) -> tenure_backend::Result<()> {
+    pub(crate) async fn end(self) -> tenure_backend::Result<End> {
         self.stop.cancel();
         in_time(self.task).await.unwrap()
     }

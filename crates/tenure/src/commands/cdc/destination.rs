@@ -1,12 +1,10 @@
 //! Where events go, found before anything is opened for writing.
 
-use std::fs::{File, OpenOptions};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use rustix::fs::{FlockOperation, flock};
 use tenure_cdc::checkpoint::CheckpointPlace;
 use tenure_cdc::sink::{LinesSink, NullSink, Sink, StreamSink};
 use tenure_stream::Stream;
@@ -26,13 +24,6 @@ pub(super) enum Place {
     Null,
     Stdout,
     File(PathBuf),
-}
-
-/// A place that is open for writing.
-pub(super) struct Open {
-    pub(super) sink: Arc<dyn Sink>,
-    /// Nobody else writes to the file while this is held.
-    pub(super) file: Option<File>,
 }
 
 impl Place {
@@ -92,35 +83,30 @@ impl Place {
         self,
         context: &Context,
         stop: &CancellationToken,
-    ) -> anyhow::Result<Option<Open>> {
+    ) -> anyhow::Result<Option<Arc<dyn Sink>>> {
         let sink: Arc<dyn Sink> = match self {
             Self::Stream(stream) => Arc::new(StreamSink::new(stream)),
             Self::Null => Arc::new(NullSink::new()),
             Self::Stdout => Arc::new(LinesSink::stdout()),
             Self::File(path) => {
-                let Some(file) = sole_writer(&path, context, stop).await? else { return Ok(None) };
-                let sink = Arc::new(LinesSink::file(&path).map_err(misuse_if_invalid)?);
-                return Ok(Some(Open { sink, file: Some(file) }));
+                let Some(sink) = sole_writer(&path, context, stop).await? else { return Ok(None) };
+                Arc::new(sink)
             }
         };
-        Ok(Some(Open { sink, file: None }))
+        Ok(Some(sink))
     }
 }
 
-/// Waits until nobody else writes to the file: a sink knows how long it is, and cuts off what it did not write.
+/// Waits until nobody else writes to the file.
 async fn sole_writer(
-    path: &PathBuf,
+    path: &Path,
     context: &Context,
     stop: &CancellationToken,
-) -> anyhow::Result<Option<File>> {
-    let open = OpenOptions::new().append(true).create(true).open(path);
-    let file = open.with_context(|| format!("open {}", path.display()))?;
+) -> anyhow::Result<Option<LinesSink>> {
     let mut told = false;
     loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Some(file)),
-            Err(rustix::io::Errno::WOULDBLOCK) => {}
-            Err(error) => return Err(error).with_context(|| format!("lock {}", path.display())),
+        if let Some(sink) = LinesSink::file(path).map_err(misuse_if_invalid)? {
+            return Ok(Some(sink));
         }
         if !told {
             told = true;

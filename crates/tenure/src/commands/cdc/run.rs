@@ -1,6 +1,6 @@
 //! `tenure cdc run`: publishes changes until asked to stop, or stands by for whoever does.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::convert::Infallible;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -14,7 +14,7 @@ use tenure_cdc::framing::Framing;
 use tenure_cdc::progress::{Snapshot, ladder};
 use tenure_cdc::quarantine::{Quarantine, sha256};
 use tenure_cdc::server;
-use tenure_cdc::service::{LeadershipBy, Service};
+use tenure_cdc::service::{End, LeadershipBy, Service};
 use tenure_cdc::settings::PipelineSettings;
 use tenure_cdc::transport::Endpoint;
 use tenure_clock::Monotonic;
@@ -24,7 +24,7 @@ use tenure_stream::identity::{Lanes, Lsn};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use super::destination::{Open, Place};
+use super::destination::Place;
 use super::fleet::{OwnRow, Word};
 use super::retained::{Retained, Watcher};
 use super::{Pipeline, flag, sql};
@@ -175,7 +175,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     let source = context.settings.cdc.source.clone();
     prepare(context, &store, &source).await?;
     tokio::spawn(stop_when_asked(asked, stop.clone()));
-    let Some(Open { sink, file: _file }) = place.open(context, &stop).await? else {
+    let Some(sink) = place.open(context, &stop).await? else {
         return Ok(ExitCode::SUCCESS);
     };
     let mut settings = settings(context, lanes)?;
@@ -214,7 +214,6 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         stop,
         until,
         cost: RefCell::default(),
-        led_at_stop: Cell::new(false),
     };
     run.until_the_end(Watcher::new(context, endpoint, slot)).await
 }
@@ -272,7 +271,9 @@ fn leadership(context: &Context) -> LeadershipBy {
     let table = context.settings.election.table.clone();
     match context.settings.cdc.leadership {
         LeadershipKind::Advisory => {
-            LeadershipBy::AdvisoryLock(AdvisorySettings { table, ..AdvisorySettings::default() })
+            // Asked for often: a standby takes over within a quarter of a second.
+            let poll = Duration::from_millis(100);
+            LeadershipBy::AdvisoryLock(AdvisorySettings { table, poll, ..AdvisorySettings::default() })
         }
         LeadershipKind::Store => {
             let preset = match context.settings.election.preset {
@@ -312,8 +313,6 @@ struct Run<'a> {
     stop: CancellationToken,
     until: Option<Lsn>,
     cost: RefCell<Cost>,
-    /// It led when it was asked to stop.
-    led_at_stop: Cell<bool>,
     /// State and progress are told on standard output.
     tells: bool,
     to: String,
@@ -359,12 +358,11 @@ impl Run<'_> {
         let snapshot = self.service.progress().snapshot();
         self.tell("end", &snapshot)?;
         let ended = ended.map_err(|_| anyhow!("the pipeline broke down"))?;
-        ended.map_err(misuse_if_invalid).context("capture changes")?;
+        let ended = ended.map_err(misuse_if_invalid).context("capture changes")?;
         if let Some(why) = self.cost.borrow_mut().over.take() {
             return Err(anyhow!(why));
         }
-        let unsettled = snapshot.inflight_events > 0 || snapshot.acknowledged < snapshot.published;
-        if self.led_at_stop.get() && unsettled {
+        if ended == End::Abandoned {
             return Err(anyhow!(
                 "stopped with {} under way: the next leader publishes them again, with the same identity (give a \
                  longer --drain-timeout to wait for them)",
@@ -387,9 +385,6 @@ impl Run<'_> {
     async fn look(&self, told: &mut Told) -> anyhow::Result<()> {
         let now = self.context.env.clock.monotonic();
         let snapshot = self.service.progress().snapshot();
-        if self.stop.is_cancelled() && matches!(&*told.role, "leader" | "stopping") {
-            self.led_at_stop.set(true);
-        }
         let changed = told.role != snapshot.role || told.trouble != snapshot.trouble;
         if told.role != snapshot.role {
             tracing::info!(

@@ -221,8 +221,15 @@ impl Setup<'_> {
                 self.first_row(store, place, row.is_none(), &server, lsn).await
             }
             Err(Refusal::NotSetUp) => {
-                let lsn = self.create_slot().await?;
-                self.first_row(store, place, true, &server, lsn).await
+                let lsn = match view.and_then(|slot| slot.confirmed) {
+                    Some(confirmed) => confirmed,
+                    None => self.create_slot().await?,
+                };
+                match row {
+                    // It was torn down: what comes now is of another era.
+                    Some(row) => self.go_on_behind(store, place, &row, &server, lsn).await,
+                    None => self.first_row(store, place, true, &server, lsn).await,
+                }
             }
             Err(refusal) if !accept_gap => Err(misuse(refusal.to_string())),
             Err(_) => {
@@ -320,7 +327,7 @@ impl Setup<'_> {
             Written::Applied(_) => {
                 let message = format!("era {} begins at {at}; {message}", era.0);
                 self.say("checkpoint", "era", &place.source, &message)?;
-                if &*row.slot != self.slot.as_str() {
+                if !row.is_torn_down() && &*row.slot != self.slot.as_str() {
                     let message =
                         "the pipeline read from it before: while it is there, its server keeps its log";
                     self.say("slot", "warning", &row.slot, message)?;

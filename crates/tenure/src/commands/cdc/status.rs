@@ -333,7 +333,8 @@ async fn from_store(context: &Context) -> anyhow::Result<FromStore> {
         return Ok(FromStore { to, checkpoint: None, processes: Vec::new() });
     }
     let row = place.checkpoint(context);
-    let checkpoint = context.look(async |by| read_row(&*store, by, &row).await).await?;
+    let found = context.look(async |by| read_row(&*store, by, &row).await).await?;
+    let checkpoint = found.filter(|row| !row.is_torn_down());
     let source = &context.settings.cdc.source;
     let processes = context.look(async |by| fleet::processes(&*store, by, table, source).await).await?;
     Ok(FromStore { to, checkpoint, processes })

@@ -21,8 +21,8 @@ Drops the slot, so that the server may remove its log, and the pipeline's rows i
 committed and not published is gone for the stream. A slot in use is left alone, and so is everything else
 then. What is in the stream and in the quarantine stays.
 
-Asks on a terminal; elsewhere --yes is needed. A pipeline that is set up anew on another server should have
-another --source: readers take older positions of a source for copies.
+Asks on a terminal; elsewhere --yes is needed. A pipeline that is set up again under the same --source begins
+another era, so that readers do not take its events for old ones.
 
 Examples:
   tenure cdc teardown
@@ -90,10 +90,10 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         store.delete(context.by(), table, key, Condition::Always).await.context("remove a status row")?;
         say(context, "status row", "removed", &process.instance)?;
     }
-    let key = place.checkpoint(context).key();
-    let removed = store.delete(context.by(), table, key, Condition::exists("pk")).await;
-    let outcome = match removed.context("remove the checkpoint row")? {
-        Written::Applied(_) => "removed",
+    // Its era stays, so that a pipeline that is set up again under this name does not repeat it.
+    let ended = store.write(context.by(), &place.checkpoint(context).tear_down()).await;
+    let outcome = match ended.context("end the checkpoint row")? {
+        Written::Applied(_) => "ended",
         Written::Refused(_) => "absent",
     };
     say(context, "checkpoint", outcome, source)?;
