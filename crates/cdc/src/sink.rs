@@ -144,7 +144,7 @@ enum Out {
     File {
         path: PathBuf,
         file: File,
-        /// How much of it is whole lines that were acknowledged.
+        /// Where our last call ended. Where else it ends, somebody else has written, or a call has failed.
         good: u64,
     },
 }
@@ -163,19 +163,17 @@ impl LinesSink {
     }
 
     /// Lines at the end of a file. A last line without end is of a writer that died, and was never
-    /// acknowledged: it is removed, and comes again.
+    /// acknowledged: it is removed before the first line is written, and comes again. Until then nothing is
+    /// touched: whoever only stands by shares the file with the leader.
     ///
     /// # Errors
     /// `Denied` or `Unavailable` if the file cannot be opened.
     pub fn file(path: &Path) -> Result<Self> {
-        let open = || -> io::Result<(File, u64)> {
-            let mut file = OpenOptions::new().read(true).append(true).create(true).open(path)?;
-            let good = end_of_last_line(&mut file)?;
-            file.set_len(good)?;
-            Ok((file, good))
-        };
-        let (file, good) = open().map_err(|error| failed("open", path, error))?;
-        let out = Out::File { path: path.to_owned(), file, good };
+        let file = OpenOptions::new().read(true).append(true).create(true).open(path);
+        // A pipe has no end to go to.
+        let file = file.and_then(|mut file| file.seek(SeekFrom::End(0)).map(|_| file));
+        let file = file.map_err(|error| failed("open", path, error))?;
+        let out = Out::File { path: path.to_owned(), file, good: u64::MAX };
         Ok(Self { name: path.display().to_string(), out: Arc::new(Mutex::new(out)) })
     }
 }
@@ -229,8 +227,15 @@ impl Out {
             }
             Self::File { path, file, good } => {
                 let mut write = || -> io::Result<u64> {
-                    // Left by a write that failed halfway.
-                    file.set_len(*good)?;
+                    let end = file.seek(SeekFrom::End(0))?;
+                    if end != *good {
+                        // Whole lines stay, whoever wrote them: they may be acknowledged. Half a line is left
+                        // by a write that failed.
+                        *good = end_of_last_line(file)?;
+                        if *good < end {
+                            file.set_len(*good)?;
+                        }
+                    }
                     let mut length = *good;
                     for record in records {
                         file.write_all(&record.data)?;
@@ -296,8 +301,8 @@ mod tests {
         put(&sink, "two").await.unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), format!("one\n{whole}\ntwo\n"));
         std::fs::write(&path, "torn").unwrap();
-        drop(LinesSink::file(&path).unwrap());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "");
+        put(&LinesSink::file(&path).unwrap(), "one").await.unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\n");
     }
 
     #[tokio::test]
@@ -311,6 +316,23 @@ mod tests {
         file.write_all(b"{\"half").unwrap();
         put(&sink, "two").await.unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\n");
+    }
+
+    #[tokio::test]
+    async fn who_stood_by_keeps_what_the_leader_before_has_written() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("events.jsonl");
+        let leader = LinesSink::file(&path).unwrap();
+        put(&leader, "one").await.unwrap();
+        // The leader is in the middle of a line while the other opens the file.
+        let mut file = OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(b"tw").unwrap();
+        let standby = LinesSink::file(&path).unwrap();
+        file.write_all(b"o\n").unwrap();
+        put(&leader, "three").await.unwrap();
+        put(&standby, "four").await.unwrap();
+        put(&leader, "five").await.unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "one\ntwo\nthree\nfour\nfive\n");
     }
 
     #[tokio::test]
