@@ -129,10 +129,12 @@ impl Intake {
             Assembled::Change { at, message } => self.change(now, publisher, at, message)?,
             Assembled::Loose { at, message } => {
                 // It stands by itself, as a transaction of its own that ends where it is: the next
-                // commit or keepalive moves beyond it.
+                // commit or keepalive moves beyond it. The server names the end of its record, where the
+                // commit of a transaction that began before may begin: within the record nothing else is.
+                let within = Lsn(at.0.saturating_sub(1));
                 publisher.begin();
-                self.pen.begin(at, None, None);
-                self.change(now, publisher, at, message)?;
+                self.pen.begin(within, None, None);
+                self.change(now, publisher, within, message)?;
                 self.pen.open = None;
                 publisher.commit(at);
             }
