@@ -177,7 +177,8 @@ pub enum Barrier {
     None,
     /// Waiting until all lanes are empty.
     Draining,
-    /// All lanes are empty: offer the barrier's events, then call [`Publisher::barrier_offered`].
+    /// All lanes are empty: offer the barrier's events, then call [`Publisher::barrier_offered`]. If there is no
+    /// room for all of them, go on when it is ready again.
     Ready,
     /// Waiting until its own events are settled.
     Settling,
@@ -317,9 +318,13 @@ impl Publisher {
     /// Whether there is room for another event (CP-7), and no barrier in the way.
     #[must_use]
     pub fn wants_more(&self) -> bool {
-        self.barrier == Barrier::None
-            && self.events < self.settings.inflight_events_max
-            && self.bytes < self.settings.inflight_bytes_max
+        self.barrier == Barrier::None && self.has_room()
+    }
+
+    /// Whether there is room for another event of a barrier (CP-7).
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.events < self.settings.inflight_events_max && self.bytes < self.settings.inflight_bytes_max
     }
 
     /// A transaction begins.
