@@ -425,6 +425,10 @@ pub async fn view_server(
 }
 
 async fn read_history(session: &mut Session, by: Monotonic, timeline: u32) -> Result<Vec<TimelineEnd>> {
+    if timeline == 1 {
+        // Nothing was before it, and the server has no file that says so.
+        return Ok(Vec::new());
+    }
     let rows = session.query(by, &format!("TIMELINE_HISTORY {timeline}")).await?;
     let text = rows.first().and_then(|row| row.named("content")).unwrap_or_default();
     Ok(start::read_history(text))

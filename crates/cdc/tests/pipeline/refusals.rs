@@ -149,6 +149,18 @@ async fn a_leader_before_us_that_still_runs_is_no_reason_to_stop() {
     world.clean_up().await;
 }
 
+/// An old primary that has come back: its first timeline has no history to look at.
+#[tokio::test]
+async fn a_server_that_others_have_left_behind() {
+    let world = world_that_has_run().await;
+    let place = world.service(world.settings(), world.sink()).place();
+    let row = world.store.get(soon(), &place.table, &place.key()).await.unwrap().unwrap();
+    world.store.put(soon(), &place.table, row.with("timeline", 7u32), Condition::Always).await.unwrap();
+    let text = refusal(&world).await;
+    assert!(text.contains("restored or promoted behind us"), "{text}");
+    world.clean_up().await;
+}
+
 #[tokio::test]
 async fn a_slot_with_another_plugin() {
     let world = World::new().await;
