@@ -184,6 +184,30 @@ fn intake_is_bounded_by_count_and_by_bytes() {
 }
 
 #[test]
+fn one_lane_that_is_held_up_does_not_let_the_ring_grow_for_ever() {
+    let mut publisher = publisher(settings());
+    publisher.limits.records_per_put_max = 1;
+    transaction(&mut publisher, at(0), 100, &[1]);
+    let held = call(publisher.poll(at(5), true));
+    let mut taken = 0;
+    while publisher.wants_more() && taken < 1000 {
+        taken += 1;
+        transaction(&mut publisher, at(10), 100 + 100 * taken, &[2]);
+        let other = call(publisher.poll(at(20), true));
+        publisher.answered(at(20), other.id, Answer::Records(vec![stored()]));
+    }
+    assert_eq!((taken, publisher.inflight().0), (8, 1));
+    publisher.answered(at(30), held.id, Answer::Records(vec![stored()]));
+    assert!(publisher.wants_more());
+    assert_eq!(publisher.confirmed(), Lsn(908));
+
+    // An open transaction is not in its own way.
+    publisher.settings.inflight_events_max = 1;
+    publisher.begin();
+    assert!(publisher.wants_more());
+}
+
+#[test]
 fn links_name_the_neighbour_on_the_lane_and_what_is_settled() {
     let mut publisher = publisher(settings());
     assert_eq!(publisher.link(Lane(1)), Link { prev: None, floor: Floor { era: ERA, below: Lsn(0) } });
