@@ -30,7 +30,7 @@ use crate::checkpoint::{Checkpoint, CheckpointPlace, Checkpointer};
 use crate::intake::{Intake, Origin};
 use crate::progress::Progress;
 use crate::publisher::{Answer, Call, CallId, Publisher, Work};
-use crate::quarantine::Quarantine;
+use crate::quarantine::{Quarantine, rows_of};
 use crate::settings::PipelineSettings;
 use crate::sink::Sink;
 use crate::transport::{Frame, Receiver, Sender};
@@ -287,7 +287,9 @@ impl Pipeline {
                 }
                 Work::Store { lane, id, parked } => {
                     let quarantine = self.stage.quarantine.clone();
-                    let (clock, by) = self.deadline();
+                    let clock = self.stage.env.clock.clone();
+                    // Each row has the time of a call: else what is large would never be stored in time.
+                    let by = clock.deadline(self.stage.settings.call_timeout * rows_of(&parked));
                     self.parked += 1;
                     info!(%id, bytes = parked.content.len(), reason = parked.reason.as_deref(), "parking an event");
                     self.under.spawn(async move {
