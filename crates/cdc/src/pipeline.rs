@@ -319,6 +319,12 @@ impl Pipeline {
                 if throttled > 0 {
                     debug!(throttled, of = results.len(), "the sink throttles");
                 }
+                if let Some(reason) = results.iter().find_map(|put| match put {
+                    Put::Refused { reason } => Some(reason),
+                    _ => None,
+                }) {
+                    warn!(reason, "the sink refused a record");
+                }
                 if self.publisher.failures() > 0 {
                     info!("the sink takes records again");
                     self.stage.progress.trouble(None);

@@ -259,6 +259,8 @@ struct Unit {
     events: Vec<EventMeta>,
     prev: Option<Position>,
     errand: Option<Errand>,
+    /// It is a pointer, alone: what it points to is stored under its identity, and nothing else may be.
+    pointer: bool,
     /// Its share of the bytes that were taken in.
     bytes: usize,
 }
@@ -380,7 +382,7 @@ impl Publisher {
         debug_assert!(state.last.is_none_or(|last| last < id), "{:?} then {id:?}", state.last);
         let grows = parked.is_none()
             && state.units.back().is_some_and(|unit| {
-                let frame = unit.frame.as_ref().filter(|_| unit.errand.is_none());
+                let frame = unit.frame.as_ref().filter(|_| unit.errand.is_none() && !unit.pointer);
                 let size = frame.and_then(|frame| frame.size_with(partition_key, bytes.len()));
                 size.is_some_and(|size| size + unit.partition_key.len() <= limit)
             });
@@ -394,6 +396,7 @@ impl Publisher {
                 partition_key: partition_key.into(),
                 events: Vec::with_capacity(1),
                 prev: state.last,
+                pointer: parked.is_some(),
                 errand: parked.map(Errand::Store),
                 bytes: 0,
             });
@@ -594,6 +597,7 @@ impl Publisher {
                 events: vec![EventMeta { start, end, ..*meta }],
                 prev,
                 errand: Some(Errand::Store(parked)),
+                pointer: true,
                 bytes,
             });
             state.next_unit += 1;
@@ -720,8 +724,11 @@ impl Publisher {
         if tenure_planted::is("refused_is_dropped") {
             return self.settled(now, lane, number);
         }
-        if let Some(unit) = self.lane_mut(lane).unit(number) {
-            unit.errand = Some(Errand::Replace(reason.into()));
+        match self.lane_mut(lane).unit(number) {
+            // Nothing smaller can take its place, and parking it would overwrite what it points to.
+            Some(unit) if unit.pointer => return self.again(now, lane, number),
+            Some(unit) => unit.errand = Some(Errand::Replace(reason.into())),
+            None => {}
         }
         self.list(lane, now);
     }

@@ -253,6 +253,33 @@ fn what_is_parked_is_stored_before_its_pointer_is_sent() {
 }
 
 #[test]
+fn a_refused_pointer_does_not_take_the_place_of_what_it_points_to() {
+    let mut publisher = publisher(settings());
+    publisher.begin();
+    let parked = Some(Parked { content: Bytes::from(vec![b'x'; 300]), reason: None });
+    let id = position(100, 50, 0);
+    publisher.offer(at(0), Offer { lane: Lane(1), id, partition_key: "t", bytes: b"pointer", parked });
+    let Some(Work::Store { .. }) = publisher.poll(at(0), true) else { panic!("to be stored") };
+    publisher.stored(at(0), Lane(1), true);
+    offer(&mut publisher, at(0), 1, position(100, 60, 0));
+    publisher.commit(Lsn(108));
+    let mut now = 5;
+    for _ in 0..3 {
+        let sent = call(publisher.poll(at(now), true));
+        assert_eq!(texts(&sent), ["pointer\n"], "alone, so that nothing else can have it refused");
+        let refusal = Put::Refused { reason: "no".to_owned() };
+        publisher.answered(at(now), sent.id, Answer::Records(vec![refusal]));
+        assert!(publisher.poll(at(now + 9), true).is_none(), "later, and nothing is stored over its content");
+        now += 5000;
+    }
+    let sent = call(publisher.poll(at(now), true));
+    publisher.answered(at(now), sent.id, Answer::Records(vec![stored()]));
+    let sent = call(publisher.poll(at(now + 5), true));
+    publisher.answered(at(now + 5), sent.id, Answer::Records(vec![stored()]));
+    assert_eq!((publisher.confirmed(), publisher.inflight()), (Lsn(108), (0, 0)));
+}
+
+#[test]
 fn what_is_refused_for_good_is_parked_event_by_event_in_its_place() {
     let mut publisher = publisher(settings());
     transaction(&mut publisher, at(0), 100, &[1, 1]);
