@@ -101,6 +101,8 @@ pub(crate) struct Pipeline {
     throttled: u64,
     /// The server asked for a sign of life: it may want to shut down.
     hurry: bool,
+    /// The store failed last time, and so it was told.
+    store_fails: bool,
     progress_at: Monotonic,
 }
 
@@ -148,6 +150,7 @@ impl Pipeline {
             parked: 0,
             throttled: 0,
             hurry: false,
+            store_fails: false,
             progress_at: now,
             stage,
             term,
@@ -337,13 +340,18 @@ impl Pipeline {
                 warn!(error = %error.chain(), kind = %error.kind(), failures, "the sink failed; nothing is dropped, it is tried again");
                 self.stage.progress.trouble(Some(format!("the sink fails: {}", advice(&error))));
             }
-            Done::Stored(lane, Ok(())) => self.publisher.stored(now, lane, true),
+            Done::Stored(lane, Ok(())) => {
+                self.store_works();
+                self.publisher.stored(now, lane, true);
+            }
             Done::Stored(lane, Err(error)) => {
+                self.store_fails = true;
                 warn!(error = %error.chain(), "an event could not be parked; it is tried again");
                 self.stage.progress.trouble(Some(format!("the quarantine fails: {}", advice(&error))));
                 self.publisher.stored(now, lane, false);
             }
             Done::Row(Ok(Written::Applied(_))) => {
+                self.store_works();
                 self.checkpointer.written(now, true);
                 let flushed = self.checkpointer.feedback();
                 self.checkpoint.lsn = flushed;
@@ -361,11 +369,20 @@ impl Pipeline {
             }
             Done::Row(Err(error)) => {
                 self.checkpointer.written(now, false);
+                self.store_fails = true;
                 warn!(error = %error.chain(), "the checkpoint row could not be written; it is tried again");
                 self.stage.progress.trouble(Some(format!("the store fails: {}", advice(&error))));
             }
         }
         Ok(())
+    }
+
+    /// Takes back that the store fails. What the sink has to tell stays.
+    fn store_works(&mut self) {
+        if std::mem::take(&mut self.store_fails) && self.publisher.failures() == 0 {
+            info!("the store takes rows again");
+            self.stage.progress.trouble(None);
+        }
     }
 
     /// Writes the row if it is time to.

@@ -218,6 +218,26 @@ async fn a_terminated_session_is_begun_anew() {
     world.clean_up().await;
 }
 
+/// Whoever watches is told while the store fails, and no longer.
+#[tokio::test]
+async fn trouble_with_the_store_is_told_while_it_lasts() {
+    let mut world = World::new().await;
+    let faults = Arc::new(Faults::new(FaultRates::default(), world.env.entropy.fork()).unwrap());
+    world.store =
+        Arc::new(tenure_store::Faulty::new(world.store.clone(), faults.clone(), world.env.clock.clone()));
+    let running = world.start();
+    world.sql.batch_execute("INSERT INTO items VALUES (1, 0, 'x')").await.unwrap();
+    world.events_when(1).await;
+    faults.set_rates(FaultRates { failed: 1.0, ..FaultRates::default() }).unwrap();
+    world.sql.batch_execute("INSERT INTO items VALUES (2, 0, 'x')").await.unwrap();
+    let trouble = || running.service.progress().snapshot().trouble;
+    until("trouble is told", || async { trouble().filter(|trouble| trouble.contains("store")) }).await;
+    faults.set_rates(FaultRates::default()).unwrap();
+    until("it is over", || async { trouble().is_none().then_some(()) }).await;
+    running.end().await.unwrap();
+    world.clean_up().await;
+}
+
 /// A store that takes its time with every row.
 #[derive(Debug)]
 struct Slow(Arc<dyn Store>);
