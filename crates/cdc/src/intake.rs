@@ -134,11 +134,10 @@ impl Intake {
             Assembled::Loose { at, message } => {
                 // It stands by itself, as a transaction of its own that ends where it is: the next
                 // commit or keepalive moves beyond it. The server names the end of its record, where the
-                // commit of a transaction that began before may begin: within the record nothing else is.
-                let within = Lsn(at.0.saturating_sub(1));
+                // commit of a transaction that began before may begin.
                 publisher.begin();
-                self.pen.begin(within, None, None);
-                self.change(now, publisher, within, message)?;
+                self.pen.begin(within(at), None, None);
+                self.change(now, publisher, at, message)?;
                 self.pen.open = None;
                 publisher.commit(at);
             }
@@ -205,7 +204,7 @@ impl Intake {
             }
             Message::Type { oid, schema, name, .. } => self.types.learn(oid, schema, name),
             Message::Logical { transactional, prefix, content, .. } => {
-                self.pen.message(now, publisher, at, prefix, content, transactional);
+                self.pen.message(now, publisher, within(at), prefix, content, transactional);
             }
             Message::Origin { .. } => {}
             Message::Begin(_)
@@ -269,6 +268,12 @@ impl Intake {
         let pointers = pointers.collect();
         publisher.replace(now, lane, pointers);
     }
+}
+
+/// The place of a logical message, of which the server names the end of its record: the next record begins there,
+/// and within this one nothing else is.
+const fn within(end: Lsn) -> Lsn {
+    Lsn(end.0.saturating_sub(1))
 }
 
 fn planted_key_change() -> bool {

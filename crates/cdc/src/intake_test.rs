@@ -280,6 +280,28 @@ fn another_shape_is_told_on_every_lane_and_the_first_is_not() {
 }
 
 #[test]
+fn a_row_right_after_a_message_has_the_same_identity_with_a_notice_between_them_and_without() {
+    let message = Bytes::kind(b'M').raw(&[1]).raw(&48u64.to_be_bytes()).text("p").u32(1).raw(b"c").0;
+    let mut rows = Vec::new();
+    for knew_the_table_before in [true, false] {
+        let mut world = World::new();
+        world.begin(100);
+        if knew_the_table_before {
+            world.change(0, &relation(1, "t", b'd', &KEYED[..1]));
+        }
+        // It ends where the row begins.
+        world.change(48, &message);
+        world.change(0, &relation(1, "t", b'd', KEYED));
+        let mut events = world.published();
+        world.change(48, &insert(1, &[Some(b"a"), None]));
+        events.extend(world.published());
+        assert_eq!(ops(&events).contains(&"schema"), knew_the_table_before);
+        rows.push(ids(&events).last().unwrap().to_string());
+    }
+    assert_eq!(rows, ["1:0/64:0/30:0"; 2]);
+}
+
+#[test]
 fn what_is_too_large_is_parked_whole_and_the_same_from_every_leader() {
     let mut contents = Vec::new();
     for leader in [7, 8] {
