@@ -197,21 +197,24 @@ pub struct Checkpointer {
     /// A write is under way, of this.
     writing: Option<(Lsn, u64)>,
     last: Monotonic,
+    /// The last write did not land: no hurry makes the next one come at once.
+    failed: bool,
 }
 
 impl Checkpointer {
     /// The row holds `durable`.
     #[must_use]
     pub const fn new(durable: Lsn, interval: Duration, idle_interval: Duration, now: Monotonic) -> Self {
-        Self { interval, idle_interval, durable, durable_events: 0, writing: None, last: now }
+        Self { interval, idle_interval, durable, durable_events: 0, writing: None, last: now, failed: false }
     }
 
-    /// What to write now, if anything. `events` counts what was ever settled; `hurry` waits for no interval.
+    /// What to write now, if anything. `events` counts what was ever settled; `hurry` waits for no interval,
+    /// unless the last write failed.
     pub fn poll(&mut self, now: Monotonic, confirmed: Lsn, events: u64, hurry: bool) -> Option<Lsn> {
         if self.writing.is_some() || confirmed <= self.durable {
             return None;
         }
-        if !hurry && now < self.last + self.pause(events) {
+        if (!hurry || self.failed) && now < self.last + self.pause(events) {
             return None;
         }
         self.writing = Some((confirmed, events));
@@ -228,6 +231,7 @@ impl Checkpointer {
     pub fn written(&mut self, now: Monotonic, landed: bool) {
         let Some((lsn, events)) = self.writing.take() else { return };
         self.last = now;
+        self.failed = !landed;
         if landed {
             self.durable = lsn;
             self.durable_events = events;
@@ -244,7 +248,9 @@ impl Checkpointer {
     }
 
     fn pause(&self, events: u64) -> Duration {
-        let idle = events == self.durable_events && !tenure_planted::is("idle_written_often");
+        // What failed is tried again soon, whatever it was about.
+        let idle = events == self.durable_events && !self.failed;
+        let idle = idle && !tenure_planted::is("idle_written_often");
         if idle { self.idle_interval } else { self.interval }
     }
 }
@@ -383,6 +389,20 @@ mod tests {
         );
         assert_eq!(checkpointer.clone().poll(at(0), Lsn(20), 0, true), Some(Lsn(20)));
         assert_eq!(checkpointer.poll(at(10), Lsn(20), 0, false), Some(Lsn(20)));
+    }
+
+    #[test]
+    fn a_store_that_fails_is_not_asked_again_and_again() {
+        let at = |millis: u64| Monotonic::from_nanos(millis * 1_000_000);
+        let second = Duration::from_secs(1);
+        let mut checkpointer = Checkpointer::new(Lsn(10), second, 10 * second, at(0));
+        assert_eq!(checkpointer.poll(at(0), Lsn(20), 0, true), Some(Lsn(20)));
+        checkpointer.written(at(1), false);
+        assert_eq!(checkpointer.poll(at(1), Lsn(20), 0, true), None, "it has just failed");
+        assert_eq!(checkpointer.wake(Lsn(20), 0), Some(at(1001)), "and no later than that");
+        assert_eq!(checkpointer.poll(at(1001), Lsn(20), 0, true), Some(Lsn(20)));
+        checkpointer.written(at(1002), true);
+        assert_eq!(checkpointer.poll(at(1002), Lsn(30), 0, true), Some(Lsn(30)), "all is well again");
     }
 
     proptest! {

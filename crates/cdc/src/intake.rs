@@ -6,7 +6,7 @@
 //!   the lane of the old and an insert on the lane of the new.
 //! - CP-16: what is too large, or has no JSON form, is parked, and a pointer takes its place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -46,7 +46,10 @@ pub struct Intake {
     pen: Pen,
     tables: Tables,
     types: TypeNames,
-    barrier: Vec<Notice>,
+    /// What is to be told, the lanes of the first that were told already left out.
+    barrier: VecDeque<Notice>,
+    /// How many lanes those are.
+    lanes_told: u16,
 }
 
 /// The tables that the server has described.
@@ -103,7 +106,8 @@ impl Intake {
     #[must_use]
     pub fn new(origin: Origin) -> Self {
         let pen = Pen { origin, open: None, place: Place::default(), scratch: Vec::with_capacity(4096) };
-        Self { pen, tables: Tables::default(), types: TypeNames::default(), barrier: Vec::new() }
+        let (tables, types) = (Tables::default(), TypeNames::default());
+        Self { pen, tables, types, barrier: VecDeque::new(), lanes_told: 0 }
     }
 
     /// Takes what the assembler gives out, and offers its events.
@@ -129,9 +133,10 @@ impl Intake {
             Assembled::Change { at, message } => self.change(now, publisher, at, message)?,
             Assembled::Loose { at, message } => {
                 // It stands by itself, as a transaction of its own that ends where it is: the next
-                // commit or keepalive moves beyond it.
+                // commit or keepalive moves beyond it. The server names the end of its record, where the
+                // commit of a transaction that began before may begin.
                 publisher.begin();
-                self.pen.begin(at, None, None);
+                self.pen.begin(within(at), None, None);
                 self.change(now, publisher, at, message)?;
                 self.pen.open = None;
                 publisher.commit(at);
@@ -181,7 +186,7 @@ impl Intake {
                 for oid in relations.oids() {
                     self.tables.get(oid)?;
                     let kind = NoticeKind::Truncate { cascade, restart_identity };
-                    self.barrier.push(Notice { at, table: oid, kind });
+                    self.barrier.push_back(Notice { at, table: oid, kind });
                 }
                 publisher.barrier_begin();
             }
@@ -193,13 +198,13 @@ impl Intake {
                 if changed {
                     // The server gives no place in the log for it: it comes right after the last change.
                     let at = self.pen.open.map_or(Lsn(0), |open| open.last);
-                    self.barrier.push(Notice { at, table: relation.oid, kind: NoticeKind::Schema });
+                    self.barrier.push_back(Notice { at, table: relation.oid, kind: NoticeKind::Schema });
                     publisher.barrier_begin();
                 }
             }
             Message::Type { oid, schema, name, .. } => self.types.learn(oid, schema, name),
             Message::Logical { transactional, prefix, content, .. } => {
-                self.pen.message(now, publisher, at, prefix, content, transactional);
+                self.pen.message(now, publisher, within(at), prefix, content, transactional);
             }
             Message::Origin { .. } => {}
             Message::Begin(_)
@@ -225,7 +230,7 @@ impl Intake {
         if publisher.barrier() != Barrier::Ready {
             return Ok(());
         }
-        for Notice { at, table, kind } in std::mem::take(&mut self.barrier) {
+        while let Some(Notice { at, table, kind }) = self.barrier.front().copied() {
             let table = self.tables.get(table)?;
             let op = match kind {
                 NoticeKind::Schema => Op::Schema { table },
@@ -233,10 +238,17 @@ impl Intake {
                     Op::Truncate { table, cascade, restart_identity }
                 }
             };
-            for lane in self.pen.origin.lanes.all() {
+            while self.lanes_told < self.pen.origin.lanes.count() {
+                if !publisher.has_room() {
+                    // The rest follows when these are settled.
+                    return Ok(());
+                }
                 table.place_whole(&mut self.pen.place);
-                self.pen.write(now, publisher, at, lane, &op);
+                self.pen.write(now, publisher, at, Lane(self.lanes_told), &op);
+                self.lanes_told += 1;
             }
+            self.barrier.pop_front();
+            self.lanes_told = 0;
         }
         publisher.barrier_offered();
         Ok(())
@@ -256,6 +268,12 @@ impl Intake {
         let pointers = pointers.collect();
         publisher.replace(now, lane, pointers);
     }
+}
+
+/// The place of a logical message, of which the server names the end of its record: the next record begins there,
+/// and within this one nothing else is.
+const fn within(end: Lsn) -> Lsn {
+    Lsn(end.0.saturating_sub(1))
 }
 
 fn planted_key_change() -> bool {

@@ -69,8 +69,12 @@ struct World {
 
 impl World {
     fn new() -> Self {
+        Self::with(PublisherSettings::default())
+    }
+
+    fn with(settings: PublisherSettings) -> Self {
         let lanes = Lanes::new(8).unwrap();
-        let settings = PublisherSettings { framing: Framing::Lines, ..PublisherSettings::default() };
+        let settings = PublisherSettings { framing: Framing::Lines, ..settings };
         let limits = Limits { bytes_per_record_max: 1000, ..Limits::default() };
         let origin = Origin { source: "shop".into(), era: Era(1), lanes, leader: 7 };
         Self {
@@ -103,29 +107,36 @@ impl World {
     fn published(&mut self) -> Vec<Json> {
         let mut published = Vec::new();
         for _ in 0..100 {
-            self.now += 10;
-            let now = self.now();
-            self.intake.go_on(now, &mut self.publisher).unwrap();
-            while let Some(work) = self.publisher.poll(now, true) {
-                match work {
-                    Work::Call(Call { id, records }) => {
-                        for record in &records {
-                            let text = std::str::from_utf8(&record.data).unwrap();
-                            published
-                                .extend(text.lines().map(|line| serde_json::from_str::<Json>(line).unwrap()));
-                        }
-                        let stored = tenure_stream::Put::Stored {
-                            shard: tenure_stream::ShardId::numbered(0),
-                            sequence: 1u64.into(),
-                        };
-                        self.publisher.answered(now, id, Answer::Records(vec![stored; records.len()]));
+            self.intake.go_on(self.now(), &mut self.publisher).unwrap();
+            published.extend(self.published_once());
+        }
+        published
+    }
+
+    /// Publishes what was taken in.
+    fn published_once(&mut self) -> Vec<Json> {
+        let mut published = Vec::new();
+        self.now += 10;
+        let now = self.now();
+        while let Some(work) = self.publisher.poll(now, true) {
+            match work {
+                Work::Call(Call { id, records }) => {
+                    for record in &records {
+                        let text = std::str::from_utf8(&record.data).unwrap();
+                        published
+                            .extend(text.lines().map(|line| serde_json::from_str::<Json>(line).unwrap()));
                     }
-                    Work::Store { lane, id, parked } => {
-                        self.parked.push((id, String::from_utf8(parked.content.to_vec()).unwrap()));
-                        self.publisher.stored(now, lane, true);
-                    }
-                    Work::Replace(refused) => self.intake.replace(now, &mut self.publisher, refused),
+                    let stored = tenure_stream::Put::Stored {
+                        shard: tenure_stream::ShardId::numbered(0),
+                        sequence: 1u64.into(),
+                    };
+                    self.publisher.answered(now, id, Answer::Records(vec![stored; records.len()]));
                 }
+                Work::Store { lane, id, parked } => {
+                    self.parked.push((id, String::from_utf8(parked.content.to_vec()).unwrap()));
+                    self.publisher.stored(now, lane, true);
+                }
+                Work::Replace(refused) => self.intake.replace(now, &mut self.publisher, refused),
             }
         }
         published
@@ -221,6 +232,36 @@ fn a_truncate_is_told_on_every_lane_after_all_that_came_before() {
 }
 
 #[test]
+fn however_many_tables_are_truncated_no_more_is_taken_in_than_may_be() {
+    let all = |inflight_events_max: usize| {
+        let mut world =
+            World::with(PublisherSettings { inflight_events_max, ..PublisherSettings::default() });
+        world.begin(100);
+        let tables: Vec<u32> = (1..=50).collect();
+        for table in &tables {
+            world.change(0, &relation(*table, &format!("t{table}"), b'd', KEYED));
+        }
+        world.change(48, &truncate(&tables));
+        let mut events = Vec::new();
+        for _ in 0..100 {
+            world.intake.go_on(world.now(), &mut world.publisher).unwrap();
+            assert!(world.publisher.inflight().0 <= inflight_events_max);
+            if world.publisher.wants_more() {
+                break;
+            }
+            events.extend(world.published_once());
+        }
+        assert!(world.publisher.wants_more(), "the barrier is over");
+        let mut ids: Vec<String> = ids(&events).into_iter().map(str::to_owned).collect();
+        ids.sort_unstable();
+        ids
+    };
+    let few = all(30);
+    assert_eq!(few.len(), 50 * 8);
+    assert_eq!(few, all(100_000), "each has the identity that it has with all the room there is");
+}
+
+#[test]
 fn another_shape_is_told_on_every_lane_and_the_first_is_not() {
     let mut world = World::new();
     world.begin(100);
@@ -236,6 +277,28 @@ fn another_shape_is_told_on_every_lane_and_the_first_is_not() {
     let after = world.published();
     // The row has the identity that it has without the notice.
     assert_eq!(ids(&after), ["1:0/64:0/30:0"]);
+}
+
+#[test]
+fn a_row_right_after_a_message_has_the_same_identity_with_a_notice_between_them_and_without() {
+    let message = Bytes::kind(b'M').raw(&[1]).raw(&48u64.to_be_bytes()).text("p").u32(1).raw(b"c").0;
+    let mut rows = Vec::new();
+    for knew_the_table_before in [true, false] {
+        let mut world = World::new();
+        world.begin(100);
+        if knew_the_table_before {
+            world.change(0, &relation(1, "t", b'd', &KEYED[..1]));
+        }
+        // It ends where the row begins.
+        world.change(48, &message);
+        world.change(0, &relation(1, "t", b'd', KEYED));
+        let mut events = world.published();
+        world.change(48, &insert(1, &[Some(b"a"), None]));
+        events.extend(world.published());
+        assert_eq!(ops(&events).contains(&"schema"), knew_the_table_before);
+        rows.push(ids(&events).last().unwrap().to_string());
+    }
+    assert_eq!(rows, ["1:0/64:0/30:0"; 2]);
 }
 
 #[test]

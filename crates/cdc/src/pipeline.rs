@@ -30,7 +30,7 @@ use crate::checkpoint::{Checkpoint, CheckpointPlace, Checkpointer};
 use crate::intake::{Intake, Origin};
 use crate::progress::Progress;
 use crate::publisher::{Answer, Call, CallId, Publisher, Work};
-use crate::quarantine::Quarantine;
+use crate::quarantine::{Quarantine, rows_of};
 use crate::settings::PipelineSettings;
 use crate::sink::Sink;
 use crate::transport::{Frame, Receiver, Sender};
@@ -101,6 +101,8 @@ pub(crate) struct Pipeline {
     throttled: u64,
     /// The server asked for a sign of life: it may want to shut down.
     hurry: bool,
+    /// The store failed last time, and so it was told.
+    store_fails: bool,
     progress_at: Monotonic,
 }
 
@@ -148,6 +150,7 @@ impl Pipeline {
             parked: 0,
             throttled: 0,
             hurry: false,
+            store_fails: false,
             progress_at: now,
             stage,
             term,
@@ -287,8 +290,10 @@ impl Pipeline {
                 }
                 Work::Store { lane, id, parked } => {
                     let quarantine = self.stage.quarantine.clone();
-                    let (clock, by) = self.deadline();
                     let key = self.checkpoint.lanes.hash_key(lane);
+                    let clock = self.stage.env.clock.clone();
+                    // Each row has the time of a call: else what is large would never be stored in time.
+                    let by = clock.deadline(self.stage.settings.call_timeout * rows_of(&parked));
                     self.parked += 1;
                     info!(%id, bytes = parked.content.len(), reason = parked.reason.as_deref(), "parking an event");
                     self.under.spawn(async move {
@@ -319,6 +324,12 @@ impl Pipeline {
                 if throttled > 0 {
                     debug!(throttled, of = results.len(), "the sink throttles");
                 }
+                if let Some(reason) = results.iter().find_map(|put| match put {
+                    Put::Refused { reason } => Some(reason),
+                    _ => None,
+                }) {
+                    warn!(reason, "the sink refused a record");
+                }
                 if self.publisher.failures() > 0 {
                     info!("the sink takes records again");
                     self.stage.progress.trouble(None);
@@ -331,13 +342,18 @@ impl Pipeline {
                 warn!(error = %error.chain(), kind = %error.kind(), failures, "the sink failed; nothing is dropped, it is tried again");
                 self.stage.progress.trouble(Some(format!("the sink fails: {}", advice(&error))));
             }
-            Done::Stored(lane, Ok(())) => self.publisher.stored(now, lane, true),
+            Done::Stored(lane, Ok(())) => {
+                self.store_works();
+                self.publisher.stored(now, lane, true);
+            }
             Done::Stored(lane, Err(error)) => {
+                self.store_fails = true;
                 warn!(error = %error.chain(), "an event could not be parked; it is tried again");
                 self.stage.progress.trouble(Some(format!("the quarantine fails: {}", advice(&error))));
                 self.publisher.stored(now, lane, false);
             }
             Done::Row(Ok(Written::Applied(_))) => {
+                self.store_works();
                 self.checkpointer.written(now, true);
                 let flushed = self.checkpointer.feedback();
                 self.checkpoint.lsn = flushed;
@@ -355,11 +371,20 @@ impl Pipeline {
             }
             Done::Row(Err(error)) => {
                 self.checkpointer.written(now, false);
+                self.store_fails = true;
                 warn!(error = %error.chain(), "the checkpoint row could not be written; it is tried again");
                 self.stage.progress.trouble(Some(format!("the store fails: {}", advice(&error))));
             }
         }
         Ok(())
+    }
+
+    /// Takes back that the store fails. What the sink has to tell stays.
+    fn store_works(&mut self) {
+        if std::mem::take(&mut self.store_fails) && self.publisher.failures() == 0 {
+            info!("the store takes rows again");
+            self.stage.progress.trouble(None);
+        }
     }
 
     /// Writes the row if it is time to.

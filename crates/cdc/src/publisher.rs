@@ -39,7 +39,7 @@ use crate::frontier::{Frontier, Ordinal};
 /// How much may be under way, and how it is packed.
 #[derive(Debug, Clone)]
 pub struct PublisherSettings {
-    /// Most events that are taken in and not settled.
+    /// Most events that are taken in and not settled, and most transactions that wait for an older one.
     pub inflight_events_max: usize,
     /// Most bytes of them.
     pub inflight_bytes_max: usize,
@@ -178,7 +178,8 @@ pub enum Barrier {
     None,
     /// Waiting until all lanes are empty.
     Draining,
-    /// All lanes are empty: offer the barrier's events, then call [`Publisher::barrier_offered`].
+    /// All lanes are empty: offer the barrier's events, then call [`Publisher::barrier_offered`]. If there is no
+    /// room for all of them, go on when it is ready again.
     Ready,
     /// Waiting until its own events are settled.
     Settling,
@@ -324,8 +325,14 @@ impl Publisher {
         self.barrier == Barrier::None && (self.has_room() || tenure_planted::is("takes_without_bound"))
     }
 
-    const fn has_room(&self) -> bool {
-        self.events < self.settings.inflight_events_max && self.bytes < self.settings.inflight_bytes_max
+    /// Whether there is room for another event of a barrier (CP-7).
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let Self { settings, frontier, .. } = self;
+        self.events < settings.inflight_events_max
+            && self.bytes < settings.inflight_bytes_max
+            // One lane that is held up keeps all that was settled behind it in the ring. The open one may go on.
+            && frontier.pending() <= settings.inflight_events_max
     }
 
     /// A transaction begins.

@@ -210,6 +210,30 @@ fn intake_is_bounded_by_count_and_by_bytes() {
 }
 
 #[test]
+fn one_lane_that_is_held_up_does_not_let_the_ring_grow_for_ever() {
+    let mut publisher = publisher(settings());
+    publisher.limits.records_per_put_max = 1;
+    transaction(&mut publisher, at(0), 100, &[1]);
+    let held = call(publisher.poll(at(5), true));
+    let mut taken = 0;
+    while publisher.wants_more() && taken < 1000 {
+        taken += 1;
+        transaction(&mut publisher, at(10), 100 + 100 * taken, &[2]);
+        let other = call(publisher.poll(at(20), true));
+        publisher.answered(at(20), other.id, Answer::Records(vec![stored()]));
+    }
+    assert_eq!((taken, publisher.inflight().0), (8, 1));
+    publisher.answered(at(30), held.id, Answer::Records(vec![stored()]));
+    assert!(publisher.wants_more());
+    assert_eq!(publisher.confirmed(), Lsn(908));
+
+    // An open transaction is not in its own way.
+    publisher.settings.inflight_events_max = 1;
+    publisher.begin();
+    assert!(publisher.wants_more());
+}
+
+#[test]
 fn links_name_the_neighbour_on_the_lane_and_what_is_settled() {
     let mut publisher = publisher(settings());
     assert_eq!(publisher.link(Lane(1)), Link { prev: None, floor: Floor { era: ERA, below: Lsn(0) } });
@@ -251,6 +275,33 @@ fn what_is_parked_is_stored_before_its_pointer_is_sent() {
     publisher.answered(at(1006), sent.id, Answer::Records(vec![stored()]));
     let sent = call(publisher.poll(at(1011), true));
     publisher.answered(at(1012), sent.id, Answer::Records(vec![stored()]));
+    assert_eq!((publisher.confirmed(), publisher.inflight()), (Lsn(108), (0, 0)));
+}
+
+#[test]
+fn a_refused_pointer_does_not_take_the_place_of_what_it_points_to() {
+    let mut publisher = publisher(settings());
+    publisher.begin();
+    let parked = Some(Parked { content: Bytes::from(vec![b'x'; 300]), reason: None });
+    let id = position(100, 50, 0);
+    publisher.offer(at(0), Offer { lane: Lane(1), id, partition_key: "t", bytes: b"pointer", parked });
+    let Some(Work::Store { .. }) = publisher.poll(at(0), true) else { panic!("to be stored") };
+    publisher.stored(at(0), Lane(1), true);
+    offer(&mut publisher, at(0), 1, position(100, 60, 0));
+    publisher.commit(Lsn(108));
+    let mut now = 5;
+    for _ in 0..3 {
+        let sent = call(publisher.poll(at(now), true));
+        assert_eq!(texts(&sent), ["pointer\n"], "alone, so that nothing else can have it refused");
+        let refusal = Put::Refused { reason: "no".to_owned() };
+        publisher.answered(at(now), sent.id, Answer::Records(vec![refusal]));
+        assert!(publisher.poll(at(now + 9), true).is_none(), "later, and nothing is stored over its content");
+        now += 5000;
+    }
+    let sent = call(publisher.poll(at(now), true));
+    publisher.answered(at(now), sent.id, Answer::Records(vec![stored()]));
+    let sent = call(publisher.poll(at(now + 5), true));
+    publisher.answered(at(now + 5), sent.id, Answer::Records(vec![stored()]));
     assert_eq!((publisher.confirmed(), publisher.inflight()), (Lsn(108), (0, 0)));
 }
 

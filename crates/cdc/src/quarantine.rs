@@ -221,6 +221,12 @@ impl Manifest {
     }
 }
 
+/// In how many rows content is stored, its manifest included.
+#[must_use]
+pub fn rows_of(parked: &Parked) -> u32 {
+    u32::try_from(parked.content.len().div_ceil(CHUNK_BYTES_MAX)).unwrap_or(u32::MAX).saturating_add(1)
+}
+
 /// The checksum of content, in hexadecimal.
 #[must_use]
 pub fn sha256(content: &[u8]) -> String {
@@ -279,7 +285,10 @@ mod tests {
         for (change, size) in [("1", 0), ("2", 1), ("3", CHUNK_BYTES_MAX), ("4", 3 * CHUNK_BYTES_MAX + 5)] {
             let content: Bytes = (0..size).map(|index| index as u8).collect::<Vec<_>>().into();
             let parked = Parked { content: content.clone(), reason: Some("too odd".into()) };
+            let before = quarantine.store.scan_all(Monotonic::NEVER, TABLE, 100).await.unwrap().len();
             quarantine.store(Monotonic::NEVER, id(change), KEY, &parked).await.unwrap();
+            let after = quarantine.store.scan_all(Monotonic::NEVER, TABLE, 100).await.unwrap().len();
+            assert_eq!(after - before, rows_of(&parked) as usize);
             // Again, as after a lost reply.
             quarantine.store(Monotonic::NEVER, id(change), KEY, &parked).await.unwrap();
             let manifest = quarantine.manifest(Monotonic::NEVER, id(change)).await.unwrap().unwrap();

@@ -285,8 +285,10 @@ impl Service {
         let place = self.place();
         self.store.ensure_table(self.by(), &table_spec(&place.table)).await?;
         self.quarantine().prepare(self.by()).await?;
-        let row = read_row(&*self.store, self.by(), &place).await?;
+        // In this order: a leader before us that still runs writes the row first and tells the slot then. A
+        // row that is read after the slot is never behind it.
         let slot = self.released_slot(session).await?;
+        let row = read_row(&*self.store, self.by(), &place).await?;
         let server = view_server(session, self.by(), row.as_ref()).await?;
         let view = slot.as_ref().map(|slot| view_slot(slot, self.endpoint.database()));
         let settings = &self.settings;
@@ -427,6 +429,10 @@ pub async fn view_server(
 }
 
 async fn read_history(session: &mut Session, by: Monotonic, timeline: u32) -> Result<Vec<TimelineEnd>> {
+    if timeline == 1 {
+        // Nothing was before it, and the server has no file that says so.
+        return Ok(Vec::new());
+    }
     let rows = session.query(by, &format!("TIMELINE_HISTORY {timeline}")).await?;
     let text = rows.first().and_then(|row| row.named("content")).unwrap_or_default();
     Ok(start::read_history(text))

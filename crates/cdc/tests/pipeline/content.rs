@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure_cdc::server;
-use tenure_stream::identity::Lsn;
+use tenure_stream::identity::{Lanes, Lsn};
 
 use super::world::{World, by_id, id_of, soon, until};
 
@@ -198,6 +198,30 @@ async fn messages_are_published_if_asked_for() {
     let events = world.events_when(4).await;
     let ordered: Vec<_> = by_id(&events).into_values().map(|copies| copies[0]["op"].clone()).collect();
     assert_eq!(ordered, ["insert", "message", "message", "insert"]);
+    running.end().await.unwrap();
+    world.clean_up().await;
+}
+
+/// A message outside of transactions comes before the transaction around it, and so does its position: else
+/// readers would take the transaction for something that they have seen.
+#[tokio::test]
+async fn a_message_right_before_a_commit_stands_before_it() {
+    let mut world = World::new().await;
+    world.lanes = Lanes::new(1).unwrap();
+    let mut settings = world.settings();
+    settings.messages = true;
+    let running = world.start_service(world.service(settings, world.sink()));
+    world
+        .sql
+        .batch_execute(
+            "BEGIN; INSERT INTO items VALUES (1, 0, 'a'); SELECT pg_logical_emit_message(false, 'p', 'c'); COMMIT",
+        )
+        .await
+        .unwrap();
+    let events = world.events_when(2).await;
+    let ops: Vec<_> = events.iter().map(|event| event["op"].as_str().unwrap()).collect();
+    assert_eq!(ops, ["message", "insert"]);
+    assert!(id_of(&events[0]) < id_of(&events[1]), "{events:?}");
     running.end().await.unwrap();
     world.clean_up().await;
 }

@@ -9,6 +9,7 @@ use tenure_backend::{Error, FaultRates, Faults, Kind, Result};
 use tenure_cdc::framing::Framing;
 use tenure_cdc::sink::{Sink, StreamSink};
 use tenure_clock::{Clock as _, Monotonic, SystemClock};
+use tenure_store::{Item, Key, Listing, Page, Query, Store, TableSpec, Write, Written};
 use tenure_stream::identity::Lanes;
 use tenure_stream::{Faulty, Limits, Put, Record};
 
@@ -213,6 +214,74 @@ async fn a_terminated_session_is_begun_anew() {
     world.sql.batch_execute("INSERT INTO items VALUES (6, 0, 'x')").await.unwrap();
     let events = world.events_when(6).await;
     assert_eq!(by_id(&events).len(), 6);
+    running.end().await.unwrap();
+    world.clean_up().await;
+}
+
+/// Whoever watches is told while the store fails, and no longer.
+#[tokio::test]
+async fn trouble_with_the_store_is_told_while_it_lasts() {
+    let mut world = World::new().await;
+    let faults = Arc::new(Faults::new(FaultRates::default(), world.env.entropy.fork()).unwrap());
+    world.store =
+        Arc::new(tenure_store::Faulty::new(world.store.clone(), faults.clone(), world.env.clock.clone()));
+    let running = world.start();
+    world.sql.batch_execute("INSERT INTO items VALUES (1, 0, 'x')").await.unwrap();
+    world.events_when(1).await;
+    faults.set_rates(FaultRates { failed: 1.0, ..FaultRates::default() }).unwrap();
+    world.sql.batch_execute("INSERT INTO items VALUES (2, 0, 'x')").await.unwrap();
+    let trouble = || running.service.progress().snapshot().trouble;
+    until("trouble is told", || async { trouble().filter(|trouble| trouble.contains("store")) }).await;
+    faults.set_rates(FaultRates::default()).unwrap();
+    until("it is over", || async { trouble().is_none().then_some(()) }).await;
+    running.end().await.unwrap();
+    world.clean_up().await;
+}
+
+/// A store that takes its time with every row.
+#[derive(Debug)]
+struct Slow(Arc<dyn Store>);
+
+#[async_trait]
+impl Store for Slow {
+    async fn ensure_table(&self, by: Monotonic, spec: &TableSpec) -> Result<()> {
+        self.0.ensure_table(by, spec).await
+    }
+    async fn describe_table(&self, by: Monotonic, table: &str) -> Result<Option<TableSpec>> {
+        self.0.describe_table(by, table).await
+    }
+    async fn get(&self, by: Monotonic, table: &str, key: &Key) -> Result<Option<Item>> {
+        self.0.get(by, table, key).await
+    }
+    async fn write(&self, by: Monotonic, write: &Write) -> Result<Written> {
+        if matches!(write, Write::Put { table, .. } if table == tenure_cdc::quarantine::TABLE) {
+            SystemClock.sleep(Duration::from_millis(600)).await;
+        }
+        self.0.write(by, write).await
+    }
+    async fn transact(&self, by: Monotonic, writes: &[Write], nonce: &str) -> Result<Written> {
+        self.0.transact(by, writes, nonce).await
+    }
+    async fn query(&self, by: Monotonic, table: &str, query: &Query) -> Result<Listing> {
+        self.0.query(by, table, query).await
+    }
+    async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
+        self.0.scan(by, table, page).await
+    }
+}
+
+/// However large an event is, it is parked some time: not all of it must fit in the time of one call.
+#[tokio::test]
+async fn what_takes_long_to_park_is_parked() {
+    let mut world = World::new().await;
+    world.store = Arc::new(Slow(world.store.clone()));
+    let mut settings = world.settings();
+    settings.call_timeout = Duration::from_secs(4);
+    let running = world.start_service(world.service(settings, world.sink()));
+    // Twelve rows.
+    world.sql.batch_execute("INSERT INTO items SELECT 1, 0, repeat('x', 11 * 256 * 1024)").await.unwrap();
+    let events = world.events_when(1).await;
+    assert_eq!(events[0]["op"], "pointer");
     running.end().await.unwrap();
     world.clean_up().await;
 }

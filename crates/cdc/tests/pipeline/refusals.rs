@@ -1,11 +1,19 @@
 //! Where a pipeline must not begin, or not go on: it says why, and what to do.
 
-use tenure_backend::Kind;
-use tenure_cdc::server;
-use tenure_cdc::transport::PublicationName;
-use tenure_stream::identity::Lanes;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::world::{World, in_time, soon};
+use async_trait::async_trait;
+use tenure_backend::{Kind, Result};
+use tenure_cdc::server;
+use tenure_cdc::transport::{PublicationName, SlotName};
+use tenure_clock::Monotonic;
+use tenure_store::{
+    Condition, Item, Key, Listing, Page, Query, Store, StoreExt as _, TableSpec, Write, Written,
+};
+use tenure_stream::identity::{Lanes, Lsn};
+
+use super::world::{World, client, in_time, soon, until};
 
 /// Runs a pipeline that ends by itself, and gives what it says.
 async fn refusal(world: &World) -> String {
@@ -67,6 +75,89 @@ async fn a_slot_that_somebody_else_has_moved() {
     world.sql.batch_execute(&sql).await.unwrap();
     let text = refusal(&world).await;
     assert!(text.contains("beyond our checkpoint"), "{text}");
+    world.clean_up().await;
+}
+
+/// A store whose reader of the checkpoint row is overtaken, once.
+#[derive(Debug)]
+struct Overtaken {
+    inner: Arc<dyn Store>,
+    url: String,
+    slot: SlotName,
+    left: AtomicU64,
+}
+
+#[async_trait]
+impl Store for Overtaken {
+    async fn ensure_table(&self, by: Monotonic, spec: &TableSpec) -> Result<()> {
+        self.inner.ensure_table(by, spec).await
+    }
+    async fn describe_table(&self, by: Monotonic, table: &str) -> Result<Option<TableSpec>> {
+        self.inner.describe_table(by, table).await
+    }
+    async fn get(&self, by: Monotonic, table: &str, key: &Key) -> Result<Option<Item>> {
+        let found = self.inner.get(by, table, key).await?;
+        let Some(row) = found.as_ref().filter(|row| row.text("pk") == Some("CDC#orders")) else {
+            return Ok(found);
+        };
+        if self.left.swap(0, Ordering::Relaxed) > 0 {
+            // The leader before goes on for a moment: first the row, then the slot.
+            let sql = client(&self.url).await;
+            let end = sql.query_one("SELECT pg_current_wal_flush_lsn()::text", &[]).await.unwrap();
+            let end: Lsn = end.get::<_, &str>(0).parse().unwrap();
+            self.inner.put(by, table, row.clone().with("lsn", end.0), Condition::Always).await?;
+            let advance = format!("SELECT pg_replication_slot_advance('{}', '{end}')", self.slot);
+            sql.batch_execute(&advance).await.unwrap();
+        }
+        Ok(found)
+    }
+    async fn write(&self, by: Monotonic, write: &Write) -> Result<Written> {
+        self.inner.write(by, write).await
+    }
+    async fn transact(&self, by: Monotonic, writes: &[Write], nonce: &str) -> Result<Written> {
+        self.inner.transact(by, writes, nonce).await
+    }
+    async fn query(&self, by: Monotonic, table: &str, query: &Query) -> Result<Listing> {
+        self.inner.query(by, table, query).await
+    }
+    async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
+        self.inner.scan(by, table, page).await
+    }
+}
+
+/// With an election on a store, the leader before may confirm something after we were elected. That is no
+/// foreign hand.
+#[tokio::test]
+async fn a_leader_before_us_that_still_runs_is_no_reason_to_stop() {
+    let mut world = world_that_has_run().await;
+    world.sql.batch_execute("INSERT INTO items VALUES (2, 0, 'published by the other')").await.unwrap();
+    world.store = Arc::new(Overtaken {
+        inner: world.store.clone(),
+        url: world.url.clone(),
+        slot: world.slot.clone(),
+        left: AtomicU64::new(1),
+    });
+    let running = world.start();
+    until("it leads", || async {
+        assert!(!running.task.is_finished(), "it has stopped");
+        (running.service.progress().snapshot().started_at > 0).then_some(())
+    })
+    .await;
+    world.sql.batch_execute("INSERT INTO items VALUES (3, 0, 'c')").await.unwrap();
+    world.events_when(2).await;
+    running.end().await.unwrap();
+    world.clean_up().await;
+}
+
+/// An old primary that has come back: its first timeline has no history to look at.
+#[tokio::test]
+async fn a_server_that_others_have_left_behind() {
+    let world = world_that_has_run().await;
+    let place = world.service(world.settings(), world.sink()).place();
+    let row = world.store.get(soon(), &place.table, &place.key()).await.unwrap().unwrap();
+    world.store.put(soon(), &place.table, row.with("timeline", 7u32), Condition::Always).await.unwrap();
+    let text = refusal(&world).await;
+    assert!(text.contains("restored or promoted behind us"), "{text}");
     world.clean_up().await;
 }
 
