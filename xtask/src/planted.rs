@@ -90,7 +90,7 @@ const ELECTION: [Bug; 24] = [
 ];
 
 /// In the order of the rules in `crates/cdc`; `CD-…` are the checkers of the simulation.
-const CDC: [Bug; 23] = [
+const CDC: [Bug; 24] = [
     bug("frontier_skips_outstanding", "CP-1, CD-2"),
     bug("idle_inside_transaction", "CP-2, CD-2"),
     bug("acks_inside_the_commit", "CP-2, CD-2"),
@@ -109,7 +109,8 @@ const CDC: [Bug; 23] = [
     bug("feedback_before_row", "CP-10"),
     bug("checkpoint_without_fence", "CP-11"),
     bug("row_goes_back", "CP-11"),
-    bug("era_stays", "CP-11, CD-4, CD-5"),
+    bug("era_stays", "CP-11, CD-5"),
+    bug("fence_is_the_era", "CD-4"),
     bug("idle_written_often", "CP-12"),
     bug("trusts_the_slot", "CP-13, CD-5"),
     bug("diverged_log_is_read", "CP-13, CD-5"),

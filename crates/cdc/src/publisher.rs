@@ -515,7 +515,8 @@ impl Publisher {
             self.under_bytes += unit.bytes;
             under.push((lane, unit.number));
             state.step = Step::Under;
-            if tenure_planted::is("two_outstanding") && state.units.iter().any(|unit| !unit.under) {
+            let rest = || state.units.iter().find(|unit| !unit.under);
+            if tenure_planted::is("two_outstanding") && rest().is_some_and(|unit| unit.errand.is_none()) {
                 self.list(lane, since);
             }
         }

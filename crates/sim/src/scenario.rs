@@ -134,6 +134,9 @@ impl<R: Named, F, T> Outcome<R, F, T> {
     }
 }
 
+/// A change that makes a schedule smaller.
+pub type Simpler<P> = Box<dyn Fn(&mut P)>;
+
 /// A schedule that was drawn.
 pub trait Plan: Clone {
     /// What can go wrong in it.
@@ -146,7 +149,7 @@ pub trait Plan: Clone {
     /// What all schedules have, to be made smaller.
     fn course_mut(&mut self) -> &mut Course<Self::Fault>;
     /// Changes that make it smaller, each to be tried alone: kinds of faults, nodes, slowness.
-    fn simpler(&self) -> Vec<Box<dyn Fn(&mut Self)>>;
+    fn simpler(&self) -> Vec<Simpler<Self>>;
 }
 
 /// What happens when, in any scenario.

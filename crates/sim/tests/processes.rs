@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-const SCENARIOS: [&str; 1] = ["election"];
+const SCENARIOS: [&str; 2] = ["election", "cdc"];
 
 fn simulator(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-sim"));
@@ -29,14 +29,16 @@ fn tell_twice(scenario: &str) {
 
 #[test]
 fn the_summary_has_its_fields() {
-    let output = Command::new(env!("CARGO_BIN_EXE_tenure-sim"))
-        .args(["election", "--schedules", "100", "--rules", "seed", "--json"])
-        .output()
-        .expect("the simulator runs");
+    fields_of("election", &["failover_p50", "failover_p99"]);
+    fields_of("cdc", &[]);
+}
+
+fn fields_of(scenario: &str, more: &[&str]) {
+    let output = simulator(&[scenario, "--schedules", "100", "--rules", "seed", "--json"]);
     assert!(output.status.success(), "the positive control succeeds by breaking");
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one line of JSON");
     let names: Vec<_> = summary.as_object().expect("an object").keys().map(String::as_str).collect();
-    let mut wanted = [
+    let mut wanted = vec![
         "scenario",
         "rules",
         "seed",
@@ -48,10 +50,10 @@ fn the_summary_has_its_fields() {
         "progress",
         "sim_hours",
         "schedules_per_s",
-        "failover_p50",
-        "failover_p99",
     ];
+    wanted.extend(more);
     wanted.sort_unstable();
     assert_eq!(names, wanted);
+    assert_eq!(summary["scenario"], scenario);
     assert!(summary["violations"].as_u64() > Some(0) && summary["first_seed"].is_u64());
 }

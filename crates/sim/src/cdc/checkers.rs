@@ -34,20 +34,14 @@ named! {
     Bounded "bounded" "Nobody spins: a schedule has a bounded number of events.",
 }
 
-/// What is known of one change.
-#[derive(Debug, Clone, Copy, Default)]
-struct Fate {
-    /// The era under which it reached the stream.
-    era: Option<Era>,
-}
-
 /// See the module.
 #[derive(Debug)]
 pub struct Ledger {
     era: Era,
     /// The first change of each era, from era 1 on.
     era_first: Vec<u32>,
-    fates: Vec<Fate>,
+    /// The era under which each change reached the stream, if it did.
+    reached: Vec<Option<Era>>,
     /// The first change of the era that is not in the stream.
     first_missing: u32,
     identities: HashMap<Position, u32>,
@@ -71,7 +65,7 @@ impl Ledger {
         Self {
             era: Era(1),
             era_first: vec![0],
-            fates: Vec::new(),
+            reached: Vec::new(),
             first_missing: 0,
             identities: HashMap::new(),
             quarantine: HashSet::new(),
@@ -89,16 +83,10 @@ impl Ledger {
         self.era
     }
 
-    /// Whether this change reached the stream.
-    #[must_use]
-    pub fn is_there(&self, change: u32) -> bool {
-        self.fates[change as usize].era.is_some()
-    }
-
     /// Takes in what was committed since.
     pub fn committed(&mut self, source: &Source) {
-        for (number, change) in source.changes.iter().enumerate().skip(self.fates.len()) {
-            self.fates.push(Fate::default());
+        for (number, change) in source.changes.iter().enumerate().skip(self.reached.len()) {
+            self.reached.push(None);
             self.due[usize::from(change.lane.0)].push(u32::try_from(number).unwrap_or(u32::MAX));
         }
         self.look_ahead(source);
@@ -108,7 +96,7 @@ impl Ledger {
     pub fn begin_era(&mut self, era: Era, source: &Source) {
         self.committed(source);
         self.era = era;
-        self.first_missing = u32::try_from(self.fates.len()).unwrap_or(u32::MAX);
+        self.first_missing = u32::try_from(self.reached.len()).unwrap_or(u32::MAX);
         self.era_first.truncate((era.0 as usize).saturating_sub(1));
         self.era_first.resize(era.0 as usize, self.first_missing);
     }
@@ -118,12 +106,12 @@ impl Ledger {
     }
 
     fn look_ahead(&mut self, source: &Source) {
-        while let Some(fate) = self.fates.get(self.first_missing as usize) {
+        while let Some(reached) = self.reached.get(self.first_missing as usize) {
             let undone = || {
                 let change = &source.changes[self.first_missing as usize];
                 source.transactions[change.transaction as usize].undone
             };
-            if fate.era.is_none() && !undone() {
+            if reached.is_none() && !undone() {
                 break;
             }
             self.first_missing += 1;
@@ -170,9 +158,9 @@ impl Ledger {
         if event.pointer && !self.quarantine.contains(&(id.era, number)) {
             broken(Rule::Cd1, format!("change {number} is a pointer to what is not stored"));
         }
-        let fate = &mut self.fates[number as usize];
-        let first = fate.era.is_none();
-        match fate.era {
+        let reached = &mut self.reached[number as usize];
+        let first = reached.is_none();
+        match *reached {
             Some(era) if era != id.era => {
                 broken(
                     Rule::Cd4,
@@ -181,7 +169,7 @@ impl Ledger {
             }
             Some(_) => {}
             None => {
-                fate.era = Some(id.era);
+                *reached = Some(id.era);
                 if let Some(other) = self.identities.insert(id, number) {
                     broken(Rule::Cd4, format!("changes {other} and {number} are both {id}"));
                 }

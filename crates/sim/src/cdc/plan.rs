@@ -15,7 +15,7 @@ use super::event::EVENT_BYTES_MIN;
 use super::fault::Fault;
 use crate::calendar::{MILLI, SECOND};
 use crate::draws::{one_in, spread};
-use crate::scenario::{self, Course, Incident, Target};
+use crate::scenario::{self, Course, Incident, Simpler, Target};
 use crate::shrink::PLAIN_LATENCY;
 
 /// Most nodes.
@@ -201,8 +201,8 @@ impl scenario::Plan for Plan {
         &mut self.course
     }
 
-    fn simpler(&self) -> Vec<Box<dyn Fn(&mut Self)>> {
-        let mut all: Vec<Box<dyn Fn(&mut Self)>> = Vec::new();
+    fn simpler(&self) -> Vec<Simpler<Self>> {
+        let mut all: Vec<Simpler<Self>> = Vec::new();
         for rate in 0..CALL_FAULTS.len() {
             all.push(Box::new(move |plan| plan.network.rates[rate] = 0));
         }

@@ -136,7 +136,8 @@ impl Pipeline for SeedPublisher {
     }
 
     fn wake(&self) -> Option<Monotonic> {
-        (!self.calling && !(self.batch.is_empty() && self.queue.is_empty())).then_some(self.not_before)
+        let idle = self.batch.is_empty() && self.queue.is_empty();
+        (!self.calling && !idle).then_some(self.not_before)
     }
 
     fn answered(&mut self, now: Monotonic, (): (), answer: Answer) {

@@ -214,7 +214,6 @@ struct Session {
     start: Lsn,
     sent: Vec<u32>,
     arrived: u32,
-    keepalives: u64,
 }
 
 #[derive(Default)]
@@ -589,11 +588,10 @@ impl<'p, P: Pipeline> World<'p, P> {
     }
 
     fn keepalive(&mut self, number: u32) {
-        let session = &mut self.sessions[number as usize];
+        let session = &self.sessions[number as usize];
         if !session.alive {
             return;
         }
-        session.keepalives += 1;
         let upto = wide(session.sent.len());
         let mut draw = self.session_draw();
         if draw.below(2) == 0 && !self.source.quiet {

@@ -13,7 +13,7 @@ use tenure_election::{OnRenewalError, Settings, Skew, Timing};
 use super::fault::Fault;
 use crate::calendar::{MILLI, SECOND, nanos};
 use crate::draws::{Draws, one_in, spread};
-use crate::scenario::{self, Course, Incident, Target};
+use crate::scenario::{self, Course, Incident, Simpler, Target};
 use crate::shrink::PLAIN_LATENCY;
 
 /// How long every schedule is.
@@ -197,8 +197,8 @@ impl scenario::Plan for Plan {
         &mut self.course
     }
 
-    fn simpler(&self) -> Vec<Box<dyn Fn(&mut Self)>> {
-        let mut all: Vec<Box<dyn Fn(&mut Self)>> = Vec::new();
+    fn simpler(&self) -> Vec<Simpler<Self>> {
+        let mut all: Vec<Simpler<Self>> = Vec::new();
         for fault in CALL_FAULTS {
             all.push(Box::new(move |plan| {
                 if let Some(rate) = plan.network.rate_mut(fault) {

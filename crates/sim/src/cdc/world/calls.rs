@@ -430,7 +430,6 @@ impl<P: Pipeline> World<'_, P> {
             start,
             sent,
             arrived: 0,
-            keepalives: 0,
         });
         self.deliver(number);
         let first = self.now + self.session_draw().below(SECOND);
