@@ -88,14 +88,15 @@ async fn feedback_goes_on_while_nobody_reads() {
         session
     };
     let (mut receiver, sender) = world.stream(session).await;
-    // Far more than sockets keep, so that the server is stuck in writing.
-    world.run("INSERT INTO t SELECT i, repeat(md5(i::text), 100) FROM generate_series(1, 20000) i").await;
+    // From here on, since a busy machine may need longer for the rows than the server waits.
     let feeding = tokio::spawn(async move {
         loop {
             sender.status(Lsn(1), Lsn(0), Lsn(0), false).await.unwrap();
             pause(500).await;
         }
     });
+    // Far more than sockets keep, so that the server is stuck in writing.
+    world.run("INSERT INTO t SELECT i, repeat(md5(i::text), 100) FROM generate_series(1, 20000) i").await;
     pause(6000).await;
     read_inserts(&mut receiver, 20000).await;
     feeding.abort();
