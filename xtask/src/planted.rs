@@ -90,7 +90,7 @@ const ELECTION: [Bug; 24] = [
 ];
 
 /// In the order of the rules in `crates/cdc`; `CD-…` are the checkers of the simulation.
-const CDC: [Bug; 24] = [
+const CDC: [Bug; 27] = [
     bug("frontier_skips_outstanding", "CP-1, CD-2"),
     bug("idle_inside_transaction", "CP-2, CD-2"),
     bug("acks_inside_the_commit", "CP-2, CD-2"),
@@ -115,6 +115,9 @@ const CDC: [Bug; 24] = [
     bug("trusts_the_slot", "CP-13, CD-5"),
     bug("diverged_log_is_read", "CP-13, CD-5"),
     bug("lost_slot_is_read", "CP-13"),
+    bug("every_k_is_zero", "CP-14"),
+    bug("key_change_is_update", "CP-15"),
+    bug("unfit_is_left_out", "CP-16"),
 ];
 
 const fn bug(name: &'static str, breaks: &'static str) -> Bug {
@@ -364,7 +367,7 @@ mod tests {
     #[test]
     fn every_rule_and_checker_has_a_bug() {
         for (scenario, rule, rules, checker, checkers) in
-            [(Scenario::Election, "E", 13, "LD", 4), (Scenario::Cdc, "CP", 13, "CD", 6)]
+            [(Scenario::Election, "E", 13, "LD", 4), (Scenario::Cdc, "CP", 16, "CD", 6)]
         {
             let broken =
                 scenario.bugs().iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();

@@ -219,7 +219,12 @@ impl Checkpointer {
         if self.writing.is_some() || confirmed <= self.durable {
             return None;
         }
-        if (!hurry || self.failed) && now < self.last + self.pause(events) {
+        let pause = match (hurry, self.failed) {
+            (true, false) => Duration::ZERO,
+            (true, true) => self.interval,
+            (false, _) => self.pause(events),
+        };
+        if now < self.last + pause {
             return None;
         }
         self.writing = Some((confirmed, events));
@@ -229,7 +234,9 @@ impl Checkpointer {
     /// When to ask again, if `confirmed` stays ahead of the row.
     #[must_use]
     pub fn wake(&self, confirmed: Lsn, events: u64) -> Option<Monotonic> {
-        (self.writing.is_none() && confirmed > self.durable).then(|| self.last + self.pause(events))
+        // Whoever is in a hurry may try again what failed.
+        let pause = if self.failed { self.interval } else { self.pause(events) };
+        (self.writing.is_none() && confirmed > self.durable).then(|| self.last + pause)
     }
 
     /// The write has ended: the row holds it, or perhaps not.
@@ -253,9 +260,7 @@ impl Checkpointer {
     }
 
     fn pause(&self, events: u64) -> Duration {
-        // What failed is tried again soon, whatever it was about.
-        let idle = events == self.durable_events && !self.failed;
-        let idle = idle && !tenure_planted::is("idle_written_often");
+        let idle = events == self.durable_events && !tenure_planted::is("idle_written_often");
         if idle { self.idle_interval } else { self.interval }
     }
 }
