@@ -19,6 +19,7 @@ mod services;
 mod setup;
 mod sim;
 mod test;
+mod torture;
 mod verify;
 mod workspace;
 
@@ -112,6 +113,14 @@ enum Chore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Break real processes on purpose, heal, and compare with a ledger: `torture cdc --kills 100 --json`.
+    ///
+    /// Exits 0 exactly if nothing was lost, reordered, or copied beyond recognition.
+    #[command(disable_help_flag = true)]
+    Torture {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Build Tenure and run `tenure demo`.
     #[command(disable_help_flag = true)]
     Demo {
@@ -197,6 +206,7 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
         }
         Chore::Proxy { arguments } => return Err(proxy::exec(&arguments)),
         Chore::Sim { arguments } => return Err(sim::exec(&cache, &arguments)),
+        Chore::Torture { arguments } => return Err(torture::exec(&cache, &arguments)),
         Chore::Demo { arguments } => return Err(demo::exec(&cache, &arguments)),
     }
     Ok(ExitCode::SUCCESS)
@@ -232,6 +242,12 @@ mod tests {
     fn the_demo_gets_its_arguments_untouched() {
         let Chore::Demo { arguments } = parse("demo --seconds 20 --json --help") else { panic!() };
         assert_eq!(arguments, ["--seconds", "20", "--json", "--help"]);
+    }
+
+    #[test]
+    fn the_torture_gets_its_arguments_untouched() {
+        let Chore::Torture { arguments } = parse("torture cdc --kills 100 --seed 4 --json") else { panic!() };
+        assert_eq!(arguments, ["cdc", "--kills", "100", "--seed", "4", "--json"]);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::cache::Cache;
 use crate::child;
 use crate::services::{Instances, Kind};
 use crate::setup;
+use crate::torture;
 use crate::workspace::cargo;
 
 /// Those with tests under `cfg(not(feature = …))`.
@@ -40,6 +41,10 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
         runs.push(("tests without features", run(&mut without_features())?));
         let mut doc_tests = with_features(cargo(["test", "--workspace", "--doc"]), &selection);
         runs.push(("doc tests", run(&mut doc_tests)?));
+        // After the tests, not beside them: both are sensitive to a machine that is busy.
+        if !selection.embedded {
+            runs.push(("torture", run(&mut torture::as_test(selection.long)?)?));
+        }
     }
     services.down()?;
 
