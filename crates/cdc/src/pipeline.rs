@@ -18,8 +18,8 @@ use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Monotonic, WallTime, within};
 use tenure_election::Term;
 use tenure_store::{Store, Written};
-use tenure_stream::Put;
 use tenure_stream::identity::{Lane, Lsn};
+use tenure_stream::{Limits, Put};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -39,6 +39,8 @@ use crate::transport::{Frame, Receiver, Sender};
 const FRAMES_PER_TURN: usize = 2048;
 /// How often what others may see is brought up to date.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(250);
+/// The pause before a sink that does not tell its limits is asked again.
+const LIMITS_PAUSE: Duration = Duration::from_millis(500);
 /// Most transactions whose commit times are remembered, to tell the lag.
 const COMMITS_REMEMBERED: usize = 4096;
 /// Microseconds from 1970 to 2000, where Postgres begins to count.
@@ -55,6 +57,29 @@ pub(crate) struct Stage {
     pub(crate) progress: Progress,
     /// Asks for an orderly end.
     pub(crate) stop: CancellationToken,
+}
+
+impl Stage {
+    /// What fits in the sink. It is asked until it answers: one that fails is waited for, as always.
+    async fn limits(&self, term: &Term) -> Result<Limits> {
+        loop {
+            let by = self.env.clock.deadline(self.settings.call_timeout);
+            let error = match self.sink.limits(by).await {
+                Ok(limits) => return Ok(limits),
+                Err(error) => error,
+            };
+            warn!(error = %error.chain(), kind = %error.kind(), "the sink does not tell its limits; it is asked again");
+            self.progress.trouble(Some(format!("the sink fails: {}", advice(&error))));
+            tokio::select! {
+                biased;
+                () = self.stop.cancelled() => return Err(error.during("ask the sink for its limits")),
+                reason = term.lost() => {
+                    return Err(Error::new(Kind::Fenced, format!("leadership was lost: {}", reason.name())));
+                }
+                () = self.env.clock.sleep(LIMITS_PAUSE) => {}
+            }
+        }
+    }
 }
 
 /// How a pipeline ended, when it ended as asked.
@@ -122,9 +147,8 @@ impl Pipeline {
         checkpoint: Checkpoint,
         sender: Sender,
     ) -> Result<Self> {
-        let Stage { env, settings, sink, .. } = &stage;
-        let by = env.clock.deadline(settings.call_timeout);
-        let limits = sink.limits(by).await.map_err(|error| error.during("ask the sink for its limits"))?;
+        let limits = stage.limits(&term).await?;
+        let Stage { env, settings, .. } = &stage;
         let now = env.clock.monotonic();
         let (start, era, lanes) = (checkpoint.lsn, checkpoint.era, checkpoint.lanes);
         let leader = term.fence().epoch().0;

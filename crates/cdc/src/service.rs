@@ -38,7 +38,7 @@ const SLOT_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const SLOT_RELEASE_POLL: Duration = Duration::from_millis(20);
 /// Waits between terms that failed: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// How one of several processes becomes the leader.
 #[derive(Debug, Clone)]
@@ -295,17 +295,18 @@ impl Service {
         let lsn = start::begin(row.as_ref(), settings.slot.as_str(), view.as_ref(), &server, settings.lanes)
             .map_err(|refusal| Error::invalid(refusal.to_string()))?;
         let checkpoint = Checkpoint {
-            system_id: server.system_id,
+            system_id: server.system_id.clone(),
             timeline: server.timeline,
             slot: settings.slot.as_str().into(),
             lsn,
-            era: row.as_ref().map_or(tenure_stream::identity::Era(1), |row| row.era),
+            era: start::era(row.as_ref(), &server),
             lanes: settings.lanes,
             fence: term.fence().epoch(),
             updated: self.env.clock.wall(),
         };
         let write = match row {
-            Some(_) => place.advance(&checkpoint),
+            Some(row) if row.era == checkpoint.era => place.advance(&checkpoint),
+            Some(_) => place.begin_era(&checkpoint),
             None => place.create(&checkpoint),
         };
         let written = self.store.write(self.by(), &write).await;

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use tenure_stream::identity::{Lanes, Lsn};
+use tenure_stream::identity::{Era, Lanes, Lsn};
 
 use crate::checkpoint::Checkpoint;
 
@@ -205,6 +205,20 @@ pub fn begin(
     Ok(row.lsn)
 }
 
+/// The era under which a leader publishes.
+///
+/// A server that was promoted shares the log up to the row, but perhaps not up to what was published beyond
+/// it: new changes may take the positions of lost ones, and readers would drop them as copies. So another
+/// timeline is another era.
+#[must_use]
+pub fn era(row: Option<&Checkpoint>, server: &ServerView) -> Era {
+    match row {
+        None => Era(1),
+        Some(row) if row.timeline == server.timeline => row.era,
+        Some(row) => Era(row.era.0 + 1),
+    }
+}
+
 /// Up to where the server's log is that of the timeline.
 fn shared_with(server: &ServerView, timeline: u32) -> Lsn {
     if timeline == server.timeline {
@@ -230,7 +244,6 @@ pub fn read_history(text: &str) -> Vec<TimelineEnd> {
 mod tests {
     use tenure_clock::WallTime;
     use tenure_election::Epoch;
-    use tenure_stream::identity::Era;
 
     use super::*;
 
@@ -347,6 +360,14 @@ mod tests {
             decide(Some(&row()), Some(&slot()), &from_the_future),
             Err(Refusal::Diverged { .. })
         ));
+    }
+
+    #[test]
+    fn another_timeline_is_another_era() {
+        assert_eq!(era(None, &server()), Era(1));
+        assert_eq!(era(Some(&row()), &server()), Era(1));
+        let promoted = ServerView { timeline: 3, ..server() };
+        assert_eq!(era(Some(&row()), &promoted), Era(2), "what was published beyond the row may be gone");
     }
 
     #[test]

@@ -23,7 +23,7 @@ fn what_can_be_seen_without_a_server() {
     run("--leadership zookeeper").expect(2).says(&["--leadership", "zookeeper", "advisory"]);
     run("--spill /nowhere/at/all --to null").expect(2).says(&["/nowhere/at/all", "--spill"]);
     run("").expect(2).says(&["no stream `main`", "tenure stream create"]);
-    run("--to file:/nowhere/at/all.jsonl").expect(1).says(&["/nowhere/at/all.jsonl"]);
+    run("--to file:/nowhere/at/all.jsonl").expect(2).says(&["/nowhere/at/all.jsonl"]);
     let usage = run("--until-lsn tomorrow").expect(2);
     assert!(usage.stderr.contains("0/16B3748"), "{usage:#?}");
     site.run("cdc run --postgres mysql://ann@h/x").expect(2).says(&["--postgres", "`mysql:` is no database"]);
