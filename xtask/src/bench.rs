@@ -20,12 +20,14 @@ pub(crate) enum Subject {
     Stream,
     /// How long a shard is without a leader, and what elections cost.
     Election,
+    /// What publishing row changes costs, beside the server's own reader of its log.
+    Cdc,
 }
 
 impl Subject {
-    /// Whether it measures servers, and not this process and its files alone.
+    /// Whether it measures servers that we start for it, and not itself and what it starts alone.
     const fn has_servers(self) -> bool {
-        !matches!(self, Self::Election)
+        !matches!(self, Self::Election | Self::Cdc)
     }
 }
 
@@ -57,6 +59,7 @@ fn program(selection: &Selection) -> Command {
         Subject::Store => ("tenure-store", "store"),
         Subject::Stream => ("tenure-stream", "stream"),
         Subject::Election => ("tenure-election", "election"),
+        Subject::Cdc => ("tenure-cdc", "cdc"),
     };
     let mut command = cargo(["bench", "--package", package, "--bench", bench]);
     if !selection.embedded && selection.subject.has_servers() {
