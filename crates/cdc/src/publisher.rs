@@ -62,7 +62,7 @@ impl Default for PublisherSettings {
         Self {
             inflight_events_max: 100_000,
             // With buffers and calls on the way, the process stays below 64 MiB.
-            inflight_bytes_max: 16 << 20,
+            inflight_bytes_max: 12 << 20,
             record_bytes_max: 256 << 10,
             linger: Duration::from_millis(3),
             calls_max: 16,

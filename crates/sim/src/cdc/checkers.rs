@@ -2,7 +2,7 @@
 //!
 //! The ledger sees everything that lands, in the order of landing, and knows everything that was committed.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_stream::identity::{Era, Lane, Lanes, Lsn, Position};
 
@@ -44,8 +44,8 @@ pub struct Ledger {
     reached: Vec<Option<Era>>,
     /// The first change of the era that is not in the stream.
     first_missing: u32,
-    identities: HashMap<Position, u32>,
-    quarantine: HashSet<(Era, u32)>,
+    identities: BTreeMap<Position, u32>,
+    quarantine: BTreeSet<(Era, u32)>,
     /// The highest first occurrence of each key.
     keys: Vec<Position>,
     /// And of each lane: of any event, and of a barrier's.
@@ -67,8 +67,8 @@ impl Ledger {
             era_first: vec![0],
             reached: Vec::new(),
             first_missing: 0,
-            identities: HashMap::new(),
-            quarantine: HashSet::new(),
+            identities: BTreeMap::new(),
+            quarantine: BTreeSet::new(),
             keys: vec![Position::default(); keys],
             lanes: vec![(Position::default(), Position::default()); lanes],
             due: vec![Vec::new(); lanes],

@@ -33,7 +33,7 @@ use crate::{logging, serving};
 /// What `failure::report` makes a line and a status of.
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let only_looks = arguments.command.only_looks();
-    carry_out(arguments).await.map_err(|error| match error.downcast_ref::<Closed>() {
+    Box::pin(carry_out(arguments)).await.map_err(|error| match error.downcast_ref::<Closed>() {
         // Whoever closed our output must not take what was refused or given up for done.
         Some(_) if !only_looks => anyhow!("standard output was closed before the outcome could be told"),
         _ => error,

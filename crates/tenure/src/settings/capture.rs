@@ -25,7 +25,7 @@ pub(crate) struct Capture {
     pub(crate) leadership: LeadershipKind,
     /// Most events under way. Default: 100000.
     pub(crate) inflight_events: Text<Count>,
-    /// Most bytes of them. Default: `16MiB`.
+    /// Most bytes of them. Default: `12MiB`.
     pub(crate) inflight_bytes: Text<Size>,
     /// How long an event may wait for others to travel with. Default: `3ms`.
     pub(crate) linger: Text<Duration>,
@@ -55,7 +55,7 @@ impl Default for Capture {
             lanes: None,
             leadership: LeadershipKind::Advisory,
             inflight_events: Text(Count(100_000)),
-            inflight_bytes: Text(Size(16 << 20)),
+            inflight_bytes: Text(Size(12 << 20)),
             linger: Text(Duration::from_millis(3)),
             spill: None,
             spill_max: Text(Size(64 << 30)),
@@ -149,7 +149,7 @@ impl Capture {
             crate::commands::cdc::lanes(lanes).map_err(|message| ("lanes", message))?;
         }
         if self.inflight_bytes.0.0 == 0 {
-            return Err(("inflight_bytes", "nothing may be under way: 16MiB is usual".to_owned()));
+            return Err(("inflight_bytes", "nothing may be under way: 12MiB is usual".to_owned()));
         }
         Ok(())
     }

@@ -123,9 +123,9 @@ to = "stream"
 # Who of several processes leads: advisory (a lock in Postgres) or store (an election on the store).
 # Default: advisory
 leadership = "advisory"
-# Most events, and most bytes of them, that are read and not yet safe in the stream. Default: 100000, 16MiB
+# Most events, and most bytes of them, that are read and not yet safe in the stream. Default: 100000, 12MiB
 inflight_events = 100000
-inflight_bytes = "16MiB"
+inflight_bytes = "12MiB"
 # How long an event may wait for others to travel with. Default: 3ms
 linger = "3ms"
 # Where large transactions wait for their commit, and how much of it may be used. Default: /var/tmp, 64GiB

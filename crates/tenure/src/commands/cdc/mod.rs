@@ -60,7 +60,7 @@ enum Verb {
 /// Which pipeline.
 #[derive(clap::Args)]
 struct Pipeline {
-    /// The database: postgres://user@host:port/database [default: url under [postgres]]
+    /// The database: postgres://user@host:port/database [default: postgres.url]
     // Read with the other settings: clap would show what it refuses, and a password in it.
     #[arg(long, value_name = "URL")]
     postgres: Option<String>,

@@ -74,7 +74,7 @@ pub(super) struct Args {
     #[arg(long, value_name = "N")]
     inflight_events: Option<String>,
 
-    /// Most bytes of them [default: 16MiB]
+    /// Most bytes of them [default: 12MiB]
     #[arg(long, value_name = "SIZE")]
     inflight_bytes: Option<String>,
 

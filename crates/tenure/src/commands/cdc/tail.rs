@@ -49,7 +49,7 @@ Examples:
   tenure cdc tail --table public.orders --json
   tenure cdc tail --publication tenure --limit 10")]
 pub(super) struct Args {
-    /// The database [default: url under [postgres]]
+    /// The database [default: postgres.url]
     // Read with the other settings: clap would show what it refuses, and a password in it.
     #[arg(value_name = "URL")]
     postgres: Option<String>,
