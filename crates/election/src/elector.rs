@@ -168,7 +168,7 @@ impl Elector {
     /// Stands once: `None` if the shard is led by somebody else, or the store does not answer.
     ///
     /// Somebody else's lease is judged by watching it, so a candidate that is asked for the first time
-    /// takes a shard only if it is free, released, or past its `ttl` under [`Skew::Bounded`].
+    /// takes a shard only if it is free, released, or past its `ttl` under [`Skew::Bounded`](crate::Skew::Bounded).
     ///
     /// # Errors
     /// As [`Elector::lead`].
