@@ -1,10 +1,6 @@
 //! `tenure-torture`: real processes, real faults, and a ledger that says whether anything was lost.
 //!
 //! `cargo xtask torture` builds it together with `tenure` and runs it.
-#![allow(
-    clippy::disallowed_methods,
-    reason = "a tool that drives real processes in real time: nothing here is simulated"
-)]
 
 mod cdc;
 

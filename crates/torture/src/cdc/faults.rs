@@ -10,9 +10,9 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use tenure_clock::Entropy;
+use tenure_clock::{Clock as _, Monotonic, SystemClock};
 use tenure_stream::identity::Lsn;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
 use tokio_postgres::Client;
 
 use super::fleet::{LANES, PIPELINE, Process, Site, Told};
@@ -40,7 +40,7 @@ pub(crate) struct World {
     site: Site,
     json: bool,
     entropy: Entropy,
-    began: Instant,
+    began: Monotonic,
     postgres: Postgres,
     sql: Client,
     fleet: Vec<Process>,
@@ -55,7 +55,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) async fn build(site: Site, seed: u64, json: bool) -> Result<Self> {
-        let began = Instant::now();
+        let began = SystemClock.monotonic();
         let postgres = Postgres::start_new(&site.folder.join("postgres")).await?;
         let sql = postgres.connect("torture").await?;
         sql.batch_execute(SCHEMA).await.context("make the tables")?;
@@ -119,7 +119,7 @@ impl World {
         transactions: u64,
         failover: Option<u64>,
     ) -> Result<()> {
-        let seconds = self.began.elapsed().as_secs_f64();
+        let seconds = SystemClock.monotonic().since(self.began).as_secs_f64();
         if self.json {
             let line = json!({
                 "fault": fault.name(),
@@ -201,7 +201,7 @@ impl World {
 
     /// The place of a process that leads and of which that much is true.
     async fn leader_that(&mut self, is_so: impl Fn(&Told) -> bool) -> Result<usize> {
-        let by = Instant::now() + PATIENCE;
+        let by = SystemClock.deadline(PATIENCE);
         loop {
             self.tend()?;
             if let Some(name) = self.leader().await
@@ -212,8 +212,8 @@ impl World {
             {
                 return Ok(place);
             }
-            ensure!(Instant::now() < by, "no process leads with records in flight");
-            sleep(Duration::from_millis(10)).await;
+            ensure!(SystemClock.monotonic() < by, "no process leads with records in flight");
+            SystemClock.sleep(Duration::from_millis(10)).await;
         }
     }
 
@@ -222,19 +222,19 @@ impl World {
         self.leader_that(|told| told.has_work()).await?;
         // Often before its first checkpoint, and often enough after it for the pipeline to get on.
         let dwell = if self.entropy.chance(0.6) { 900 } else { 3000 };
-        sleep(self.entropy.up_to(Duration::from_millis(dwell))).await;
+        SystemClock.sleep(self.entropy.up_to(Duration::from_millis(dwell))).await;
         self.leader_that(|told| told.has_work()).await
     }
 
     /// Waits until somebody else holds the lock.
     async fn await_other_than(&mut self, name: &str) -> Result<()> {
-        let by = Instant::now() + PATIENCE;
+        let by = SystemClock.deadline(PATIENCE);
         loop {
             if self.leader().await.is_some_and(|leader| leader != name) {
                 return Ok(());
             }
-            ensure!(Instant::now() < by, "nobody took over from {name}");
-            sleep(LOCK_POLL).await;
+            ensure!(SystemClock.monotonic() < by, "nobody took over from {name}");
+            SystemClock.sleep(LOCK_POLL).await;
         }
     }
 
@@ -250,10 +250,11 @@ impl World {
     /// Kills the leader, and measures until another holds the lock.
     async fn kill_and_measure(&mut self, place: usize) -> Result<()> {
         let name = self.fleet[place].name.clone();
-        let killed = Instant::now();
+        let killed = SystemClock.monotonic();
         self.kill(place).await?;
         self.await_other_than(&name).await?;
-        self.failovers_ms.push(u64::try_from(killed.elapsed().as_millis()).unwrap_or(u64::MAX));
+        self.failovers_ms
+            .push(u64::try_from(SystemClock.monotonic().since(killed).as_millis()).unwrap_or(u64::MAX));
         Ok(())
     }
 
@@ -310,7 +311,7 @@ impl World {
     async fn kill_in_handover(&mut self) -> Result<bool> {
         let place = self.busy_leader().await?;
         self.fleet[place].signal(Signal::TERM)?;
-        sleep(self.entropy.up_to(Duration::from_millis(150))).await;
+        SystemClock.sleep(self.entropy.up_to(Duration::from_millis(150))).await;
         let holds = self.leader().await.is_some_and(|name| name == self.fleet[place].name);
         if let Some(status) = self.fleet[place].ended()? {
             // It was quicker: a handover like any other.
@@ -371,12 +372,12 @@ impl World {
         self.disturbed = self.disturbed.max(self.fleet[place].told.epoch);
         self.fleet[place].signal(Signal::STOP)?;
         let waited = self.await_other_than(&name).await;
-        sleep(self.entropy.up_to(Duration::from_millis(500))).await;
+        SystemClock.sleep(self.entropy.up_to(Duration::from_millis(500))).await;
         self.fleet[place].signal(Signal::CONT)?;
         waited?;
         self.counts.pauses += 1;
         // What it does now is what this is about.
-        sleep(Duration::from_millis(500)).await;
+        SystemClock.sleep(Duration::from_millis(500)).await;
         Ok(true)
     }
 
@@ -454,7 +455,7 @@ impl World {
         summary.failover_ms_p50 = percentile(&self.failovers_ms, 0.5);
         summary.failover_ms_p99 = percentile(&self.failovers_ms, 0.99);
         summary.take(ledger::compare(&committed, &shards, &self.handed_over));
-        summary.seconds = self.began.elapsed().as_secs();
+        summary.seconds = SystemClock.monotonic().since(self.began).as_secs();
         Ok(summary)
     }
 }
@@ -472,6 +473,6 @@ async fn hold_when_behind(url: String, reins: Arc<Reins>) {
         {
             reins.hold(row.get::<_, Option<i64>>(0).is_some_and(|lag| lag > LAG_BYTES_MAX));
         }
-        sleep(Duration::from_millis(100)).await;
+        SystemClock.sleep(Duration::from_millis(100)).await;
     }
 }

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use tenure_clock::{Clock as _, SystemClock, within};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-use tokio::time::timeout;
 
 use super::postgres::free_port;
 
@@ -171,7 +171,9 @@ impl Process {
             socket.take(SCRAPE_BYTES_MAX).read_to_end(&mut text).await?;
             anyhow::Ok(text)
         };
-        let text = timeout(SCRAPE_TIMEOUT, asking).await.context("it does not answer")??;
+        let text = within(&SystemClock, SystemClock.deadline(SCRAPE_TIMEOUT), Box::pin(asking))
+            .await
+            .map_err(|_| anyhow::anyhow!("it does not answer"))??;
         let told = Told::read(&String::from_utf8_lossy(&text));
         // Counts never go back, not even when a term ends.
         self.told = Told {
@@ -195,7 +197,7 @@ impl Process {
 
     /// Waits for its end; `None` if it takes too long.
     pub(crate) async fn end_within(&mut self, patience: Duration) -> Result<Option<ExitStatus>> {
-        match timeout(patience, self.child.wait()).await {
+        match within(&SystemClock, SystemClock.deadline(patience), Box::pin(self.child.wait())).await {
             Ok(status) => Ok(Some(status.context("wait for a process")?)),
             Err(_) => Ok(None),
         }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
+use tenure_clock::{Clock as _, SystemClock, within};
 use tokio::process::{Child, Command};
-use tokio::time::{Instant, sleep, timeout};
 use tokio_postgres::{Client, NoTls};
 
 use super::PATIENCE;
@@ -56,22 +56,33 @@ impl Postgres {
 
     /// Starts the server and waits until it answers; after a crash it replays its log first.
     pub(crate) async fn start(&mut self) -> Result<()> {
-        let by = Instant::now() + PATIENCE;
+        let by = SystemClock.deadline(PATIENCE);
         loop {
             if self.running.is_none() {
                 self.running = Some(self.spawn()?);
             }
-            if timeout(Duration::from_secs(5), self.connect("start")).await.is_ok_and(|found| found.is_ok()) {
+            if within(
+                &SystemClock,
+                SystemClock.deadline(Duration::from_secs(5)),
+                Box::pin(self.connect("start")),
+            )
+            .await
+            .is_ok_and(|found| found.is_ok())
+            {
                 return Ok(());
             }
             let exited = self.running.as_mut().map(Child::try_wait).transpose()?.flatten();
             if let Some(status) = exited {
                 // A process of the crashed server may still hold its memory for a moment.
-                ensure!(Instant::now() < by, "Postgres ends with {status}: see {}", self.log().display());
+                ensure!(
+                    SystemClock.monotonic() < by,
+                    "Postgres ends with {status}: see {}",
+                    self.log().display()
+                );
                 self.running = None;
             }
-            ensure!(Instant::now() < by, "Postgres does not start: see {}", self.log().display());
-            sleep(Duration::from_millis(50)).await;
+            ensure!(SystemClock.monotonic() < by, "Postgres does not start: see {}", self.log().display());
+            SystemClock.sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -88,7 +99,7 @@ impl Postgres {
         if let Some(pid) = pid {
             kill_process(pid, signal).context("signal Postgres")?;
         }
-        if timeout(PATIENCE, child.wait()).await.is_err() {
+        if within(&SystemClock, SystemClock.deadline(PATIENCE), Box::pin(child.wait())).await.is_err() {
             bail!("Postgres does not end: see {}", self.log().display());
         }
         Ok(())

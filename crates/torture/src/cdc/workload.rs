@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tenure_clock::Entropy;
+use tenure_clock::{Clock as _, SystemClock, within};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
 use tokio_postgres::{Client, NoTls};
 
 use super::ledger::{Change, Op};
@@ -102,7 +102,7 @@ impl Writer {
         let mut client: Option<Client> = None;
         while !self.reins.stop.load(Ordering::SeqCst) {
             if self.reins.hold.load(Ordering::SeqCst) {
-                sleep(Duration::from_millis(20)).await;
+                SystemClock.sleep(Duration::from_millis(20)).await;
                 continue;
             }
             let connected = match client.take() {
@@ -111,14 +111,20 @@ impl Writer {
             };
             // Postgres is down, or was when the transaction was under way: its ledger rows tell.
             let Some(open) = connected else {
-                sleep(Duration::from_millis(100)).await;
+                SystemClock.sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            if let Ok(Ok(())) = timeout(STATEMENT_TIMEOUT, self.transaction(&open)).await {
+            if let Ok(Ok(())) = within(
+                &SystemClock,
+                SystemClock.deadline(STATEMENT_TIMEOUT),
+                Box::pin(self.transaction(&open)),
+            )
+            .await
+            {
                 self.reins.ended.fetch_add(1, Ordering::SeqCst);
                 client = Some(open);
             }
-            sleep(Duration::from_millis(20 + self.entropy.below(60))).await;
+            SystemClock.sleep(Duration::from_millis(20 + self.entropy.below(60))).await;
         }
     }
 
@@ -145,7 +151,7 @@ impl Writer {
         // All in one message, but for the end: some transactions stay open for a while.
         client.batch_execute(&sql.join(";\n")).await?;
         if !held.is_zero() {
-            sleep(held).await;
+            SystemClock.sleep(held).await;
         }
         let end = if self.entropy.chance(0.06) { "ROLLBACK" } else { "COMMIT" };
         client.batch_execute(end).await?;
