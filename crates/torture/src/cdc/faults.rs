@@ -11,18 +11,18 @@ use rustix::process::Signal;
 use serde_json::{Value as Json, json};
 use tenure_clock::Entropy;
 use tenure_clock::{Clock as _, Monotonic, SystemClock};
+use tenure_scratch_postgres::{End, ScratchPostgres};
 use tenure_stream::identity::Lsn;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
+use super::PATIENCE;
 use super::fleet::{LANES, PIPELINE, Process, Site, Told};
 use super::ledger::{self, Handover};
 use super::plan::{Fault, plan};
-use super::postgres::Postgres;
 use super::reader::Reader;
 use super::summary::{Summary, percentile};
 use super::workload::{self, Reins, SCHEMA, TABLES, WRITERS, Workload, committed};
-use super::{ORDERLY, PATIENCE};
 
 /// One leads, two stand by.
 const PROCESSES: usize = 3;
@@ -35,13 +35,25 @@ const LOCK_POLL: Duration = Duration::from_millis(3);
 /// Processes that end by themselves before that alone is what went wrong.
 const UNEXPECTED_MAX: usize = 10;
 
+/// Of the server.
+const POSTGRES_SETTINGS: [&str; 6] = [
+    "wal_level=logical",
+    "max_wal_senders=16",
+    "max_replication_slots=8",
+    // So that transactions of some hundred rows are sent before they commit.
+    "logical_decoding_work_mem=64kB",
+    // So that a crash is recovered from quickly.
+    "checkpoint_timeout=30s",
+    "max_wal_size=256MB",
+];
+
 /// The server, the processes, the writers, and what was counted.
 pub(crate) struct World {
     site: Site,
     json: bool,
     entropy: Entropy,
     began: Monotonic,
-    postgres: Postgres,
+    postgres: ScratchPostgres,
     sql: Client,
     fleet: Vec<Process>,
     started: u64,
@@ -56,7 +68,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) async fn build(site: Site, seed: u64, json: bool) -> Result<Self> {
         let began = SystemClock.monotonic();
-        let postgres = Postgres::start_new(&site.folder.join("postgres")).await?;
+        let postgres = ScratchPostgres::start_new(&site.folder.join("postgres"), &POSTGRES_SETTINGS).await?;
         let sql = postgres.connect("torture").await?;
         sql.batch_execute(SCHEMA).await.context("make the tables")?;
         site.call(&["stream", "create", "--shards", "4"]).await?;
@@ -108,7 +120,8 @@ impl World {
             let _ = process.signal(Signal::KILL);
             process.end_within(PATIENCE).await?;
         }
-        self.postgres.end(ORDERLY).await
+        // Before its folder goes.
+        self.postgres.end(End::Fast).await
     }
 
     fn tell_fault(

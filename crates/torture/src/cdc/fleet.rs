@@ -10,11 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 use tenure_clock::{Clock as _, SystemClock, within};
+use tenure_scratch_postgres::free_port;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
-
-use super::postgres::free_port;
 
 /// Where everything is.
 #[derive(Debug, Clone)]

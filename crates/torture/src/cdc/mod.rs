@@ -1,6 +1,6 @@
 //! `torture cdc`: `tenure cdc run` processes between a Postgres that crashes and a stream that misbehaves.
 //!
-//! - `workload.rs` changes rows and keeps the ledger; `postgres.rs` is the server, `fleet.rs` the processes.
+//! - `workload.rs` changes rows and keeps the ledger; `fleet.rs` is the processes.
 //! - `plan.rs` says which faults come when, `faults.rs` carries them out.
 //! - `reader.rs` reads the whole stream in the end, `ledger.rs` compares.
 //!
@@ -11,7 +11,6 @@ mod faults;
 mod fleet;
 mod ledger;
 mod plan;
-mod postgres;
 mod reader;
 mod summary;
 mod workload;
@@ -21,7 +20,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rustix::process::Signal;
 use tempfile::TempDir;
 use tenure_clock::Entropy;
 use tokio::signal::unix::{SignalKind, signal};
@@ -142,6 +140,3 @@ fn open_to_postgres(folder: &TempDir) -> Result<PathBuf> {
     std::fs::create_dir(folder.path().join("spill")).context("make a folder for large transactions")?;
     Ok(folder.path().to_owned())
 }
-
-/// Ends the server before its folder goes.
-const ORDERLY: Signal = Signal::INT;
