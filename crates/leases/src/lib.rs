@@ -4,6 +4,7 @@
 //! shard's records. This crate keeps leases: it takes, renews, hands over and gives back. It does not read
 //! records; that is the consumer's part, which gets a [`Holding`] for every lease that is held.
 
+pub mod capacity;
 pub mod holding;
 mod lease;
 
