@@ -32,6 +32,7 @@ use crate::progress::Progress;
 use crate::publisher::{Answer, Call, CallId, Publisher, Work};
 use crate::quarantine::{Quarantine, rows_of};
 use crate::settings::PipelineSettings;
+use crate::shard_budget::OpenShard;
 use crate::sink::Sink;
 use crate::transport::{Frame, Receiver, Sender};
 
@@ -96,6 +97,7 @@ enum Done {
     Call(CallId, Result<Vec<Put>>),
     Stored(Lane, Result<()>),
     Row(Result<Written>),
+    Shards(Result<Vec<OpenShard>>),
 }
 
 /// What the server is told.
@@ -301,6 +303,9 @@ impl Pipeline {
     // === What goes out ===
 
     fn send_out(&mut self, now: Monotonic) {
+        if self.publisher.asks_for_shards(now) {
+            self.ask_for_shards();
+        }
         while let Some(work) = self.publisher.poll(now, self.term.is_valid()) {
             match work {
                 Work::Call(Call { id, records }) => {
@@ -339,6 +344,16 @@ impl Pipeline {
         }
     }
 
+    fn ask_for_shards(&mut self) {
+        let sink = self.stage.sink.clone();
+        let (clock, by) = self.deadline();
+        self.under.spawn(async move {
+            let shards = within(&*clock, by, Box::pin(sink.open_shards(by))).await;
+            let late = || Error::unavailable("the sink did not answer in time");
+            Done::Shards(shards.unwrap_or_else(|_| Err(late())))
+        });
+    }
+
     fn done(&mut self, done: Done) -> Result<()> {
         let now = self.stage.env.clock.monotonic();
         match done {
@@ -365,6 +380,14 @@ impl Pipeline {
                 let failures = self.publisher.failures();
                 warn!(error = %error.chain(), kind = %error.kind(), failures, "the sink failed; nothing is dropped, it is tried again");
                 self.stage.progress.trouble(Some(format!("the sink fails: {}", advice(&error))));
+            }
+            Done::Shards(Ok(open)) => {
+                debug!(shards = open.len(), "the sink's shards");
+                self.publisher.shards(&open);
+            }
+            Done::Shards(Err(error)) => {
+                warn!(error = %error.chain(), "the sink does not tell its shards; they are asked for again");
+                self.publisher.shards(&[]);
             }
             Done::Stored(lane, Ok(())) => {
                 self.store_works();

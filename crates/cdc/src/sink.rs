@@ -13,9 +13,10 @@ use async_trait::async_trait;
 use tenure_backend::{Error, Kind, Result};
 use tenure_clock::Monotonic;
 use tenure_stream::identity::Lanes;
-use tenure_stream::{Limits, Put, Record, SequenceNumber, ShardId, Stream};
+use tenure_stream::{Limits, Put, Record, SequenceNumber, Shard, ShardId, Stream, StreamExt as _};
 
 use crate::framing::Framing;
+use crate::shard_budget::OpenShard;
 
 /// Takes records.
 #[async_trait]
@@ -25,6 +26,11 @@ pub trait Sink: Debug + Send + Sync {
 
     /// What fits in a record and in a call.
     async fn limits(&self, by: Monotonic) -> Result<Limits>;
+
+    /// Which shards take records now; none if that is not known or means nothing here.
+    async fn open_shards(&self, _by: Monotonic) -> Result<Vec<OpenShard>> {
+        Ok(Vec::new())
+    }
 
     /// How events become records, if nobody says otherwise.
     fn framing(&self) -> Framing;
@@ -61,6 +67,12 @@ impl Sink for StreamSink {
 
     async fn limits(&self, by: Monotonic) -> Result<Limits> {
         self.stream.limits(by).await
+    }
+
+    async fn open_shards(&self, by: Monotonic) -> Result<Vec<OpenShard>> {
+        let shards = self.stream.all_shards(by).await?;
+        let open = shards.into_iter().filter(Shard::is_open);
+        Ok(open.map(|shard| OpenShard { id: shard.id, range: shard.hash_range }).collect())
     }
 
     fn framing(&self) -> Framing {
@@ -203,7 +215,7 @@ impl Sink for LinesSink {
     async fn limits(&self, _by: Monotonic) -> Result<Limits> {
         // A line may be as long as a row.
         let room = usize::try_from(u32::MAX).unwrap_or(usize::MAX) / 2;
-        Ok(Limits { records_per_put_max: 500, bytes_per_put_max: room, bytes_per_record_max: room })
+        Ok(Limits { bytes_per_put_max: room, bytes_per_record_max: room, ..Limits::default() })
     }
 
     fn framing(&self) -> Framing {
