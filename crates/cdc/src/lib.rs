@@ -25,6 +25,7 @@ mod seed_errors_test;
 pub mod server;
 pub mod service;
 pub mod settings;
+pub mod shapes;
 pub mod shard_budget;
 pub mod sink;
 mod spill;

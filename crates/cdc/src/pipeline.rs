@@ -32,6 +32,7 @@ use crate::progress::Progress;
 use crate::publisher::{Answer, Call, CallId, Publisher, Work};
 use crate::quarantine::{Quarantine, rows_of};
 use crate::settings::PipelineSettings;
+use crate::shapes::Shapes;
 use crate::shard_budget::OpenShard;
 use crate::sink::Sink;
 use crate::transport::{Frame, Receiver, Sender};
@@ -130,6 +131,8 @@ pub(crate) struct Pipeline {
     hurry: bool,
     /// The store failed last time, and so it was told.
     store_fails: bool,
+    /// The row under way has the tables' shapes with it.
+    writes_shapes: bool,
     progress_at: Monotonic,
 }
 
@@ -147,6 +150,7 @@ impl Pipeline {
         stage: Stage,
         term: Term,
         checkpoint: Checkpoint,
+        shapes: Shapes,
         sender: Sender,
     ) -> Result<Self> {
         let limits = stage.limits(&term).await?;
@@ -164,7 +168,7 @@ impl Pipeline {
             Checkpointer::new(start, settings.checkpoint_interval, settings.idle_checkpoint_interval, now);
         Ok(Self {
             assembler: Assembler::new(settings.spill.clone()),
-            intake: Intake::new(origin),
+            intake: Intake::new(origin).with_shapes(shapes),
             publisher,
             checkpointer,
             under: JoinSet::new(),
@@ -177,6 +181,7 @@ impl Pipeline {
             throttled: 0,
             hurry: false,
             store_fails: false,
+            writes_shapes: false,
             progress_at: now,
             stage,
             term,
@@ -402,6 +407,9 @@ impl Pipeline {
             Done::Row(Ok(Written::Applied(_))) => {
                 self.store_works();
                 self.checkpointer.written(now, true);
+                if std::mem::take(&mut self.writes_shapes) {
+                    self.intake.shapes().written();
+                }
                 let flushed = self.checkpointer.feedback();
                 self.checkpoint.lsn = flushed;
                 self.feedback.send_modify(|feedback| feedback.flushed = flushed);
@@ -444,10 +452,19 @@ impl Pipeline {
         let Some(lsn) = self.checkpointer.poll(now, confirmed, events, hurry) else { return };
         let updated = self.stage.env.clock.wall();
         let write = self.stage.place.advance(&Checkpoint { lsn, updated, ..self.checkpoint.clone() });
+        self.writes_shapes = self.intake.shapes().advance(lsn);
+        let shapes = self.writes_shapes.then(|| self.intake.shapes().write(&self.stage.place));
         let store = self.stage.store.clone();
+        let nonce = self.stage.env.entropy.nonce();
         let (clock, by) = self.deadline();
         self.under.spawn(async move {
-            let written = within(&*clock, by, Box::pin(store.write(by, &write))).await;
+            let writing = async {
+                match shapes {
+                    None => store.write(by, &write).await,
+                    Some(shapes) => store.transact(by, &[write, shapes], &nonce).await,
+                }
+            };
+            let written = within(&*clock, by, Box::pin(writing)).await;
             let late = || Error::new(Kind::Unknown, "the store did not answer in time");
             Done::Row(written.unwrap_or_else(|_| Err(late())))
         });

@@ -28,6 +28,7 @@ use crate::progress::Progress;
 use crate::quarantine::{KEPT_BEYOND_RETENTION, Quarantine};
 use crate::server::{self, Slot, System};
 use crate::settings::PipelineSettings;
+use crate::shapes::{Shapes, shapes_key};
 use crate::sink::Sink;
 use crate::start::{self, ServerView, SlotView, TimelineEnd};
 use crate::transport::{Endpoint, PluginOptions, Session};
@@ -248,6 +249,11 @@ impl Service {
             Ok(checkpoint) => checkpoint,
             Err(error) => return (Some(session), Err(error)),
         };
+        // After the row is ours: nobody else writes them from here on.
+        let shapes = match self.shapes(&checkpoint).await {
+            Ok(shapes) => shapes,
+            Err(error) => return (Some(session), Err(error)),
+        };
         info!(start = %checkpoint.lsn, era = checkpoint.era.0, "starting to stream");
         let mut options = PluginOptions::new(self.settings.publications.clone());
         options.messages = self.settings.messages;
@@ -264,7 +270,7 @@ impl Service {
             progress.started_at = checkpoint.lsn.0;
         });
         let stage = self.stage(stop.clone());
-        let ended = match Pipeline::new(stage, term.clone(), checkpoint, sender.clone()).await {
+        let ended = match Pipeline::new(stage, term.clone(), checkpoint, shapes, sender.clone()).await {
             Ok(pipeline) => Box::pin(pipeline.run(&mut receiver)).await,
             Err(error) => Err(error),
         };
@@ -317,6 +323,14 @@ impl Service {
                 "somebody newer has written the checkpoint row while this leader began",
             )),
         }
+    }
+
+    /// How the tables looked at the checkpoint.
+    async fn shapes(&self, checkpoint: &Checkpoint) -> Result<Shapes> {
+        let place = self.place();
+        let row = self.store.get(self.by(), &place.table, &shapes_key(&place)).await;
+        let row = row.map_err(|error| error.during("read the tables' shapes"))?;
+        Ok(Shapes::read(row.as_ref(), checkpoint.system_id.clone()))
     }
 
     /// The slot, once nobody uses it.
