@@ -98,6 +98,7 @@ pub(crate) struct World {
 struct Seen {
     cursors: BTreeMap<ShardId, Option<Cursor>>,
     events: Vec<Arc<Json>>,
+    records: usize,
     distinct: BTreeSet<Position>,
 }
 
@@ -211,6 +212,7 @@ impl World {
                     panic!("trimmed");
                 };
                 let at_end = batch.records.is_empty();
+                seen.records += batch.records.len();
                 for record in batch.records {
                     let apart = deaggregate(&record.partition_key, &record.data, HashRange::uniform(1)[0]);
                     for part in apart.records {
@@ -236,6 +238,13 @@ impl World {
             (self.seen.lock().await.distinct.len() >= distinct).then_some(events)
         })
         .await
+    }
+
+    /// Everything again from the beginning, and how many records hold it.
+    #[cfg(feature = "kinesis")]
+    pub(crate) async fn read_afresh(&self, distinct: usize) -> (Vec<Arc<Json>>, usize) {
+        *self.seen.lock().await = Seen::default();
+        (self.events_when(distinct).await, self.seen.lock().await.records)
     }
 
     /// Drops what the test made on the shared server.
