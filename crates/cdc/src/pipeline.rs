@@ -381,6 +381,9 @@ impl Pipeline {
                 self.publisher.answered(now, id, Answer::Records(results));
             }
             Done::Call(id, Err(error)) => {
+                if let Some(gone) = self.stage.sink.gone() {
+                    return Err(gone.because(error.chain()));
+                }
                 self.publisher.answered(now, id, Answer::Failed(error.kind()));
                 let failures = self.publisher.failures();
                 warn!(error = %error.chain(), kind = %error.kind(), failures, "the sink failed; nothing is dropped, it is tried again");
