@@ -90,7 +90,7 @@ const ELECTION: [Bug; 24] = [
 ];
 
 /// In the order of the rules in `crates/cdc`; `CD-…` are the checkers of the simulation.
-const CDC: [Bug; 27] = [
+const CDC: [Bug; 30] = [
     bug("frontier_skips_outstanding", "CP-1, CD-2"),
     bug("idle_inside_transaction", "CP-2, CD-2"),
     bug("acks_inside_the_commit", "CP-2, CD-2"),
@@ -118,6 +118,9 @@ const CDC: [Bug; 27] = [
     bug("every_k_is_zero", "CP-14"),
     bug("key_change_is_update", "CP-15"),
     bug("unfit_is_left_out", "CP-16"),
+    bug("shard_rate_is_ignored", "CP-17"),
+    bug("shapes_are_forgotten", "CP-18"),
+    bug("shapes_run_ahead", "CP-18"),
 ];
 
 const fn bug(name: &'static str, breaks: &'static str) -> Bug {
@@ -367,7 +370,7 @@ mod tests {
     #[test]
     fn every_rule_and_checker_has_a_bug() {
         for (scenario, rule, rules, checker, checkers) in
-            [(Scenario::Election, "E", 13, "LD", 4), (Scenario::Cdc, "CP", 16, "CD", 6)]
+            [(Scenario::Election, "E", 13, "LD", 4), (Scenario::Cdc, "CP", 18, "CD", 6)]
         {
             let broken =
                 scenario.bugs().iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();

@@ -5,6 +5,7 @@
 //! - CP-15: whatever concerns a key goes to the key's lane. An update that changes the key is a delete on
 //!   the lane of the old and an insert on the lane of the new.
 //! - CP-16: what is too large, or has no JSON form, is parked, and a pointer takes its place.
+//! - CP-18: a table that looks otherwise than the leader before has seen it is told of (see [`Shapes`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -22,6 +23,7 @@ use crate::envelope::{self, Event, Op, Pointer, PointerKind};
 use crate::pgoutput::{Message, Old, Tuple, Value, Xid};
 use crate::publisher::{Barrier, Offer, Parked, Publisher, Refused};
 use crate::quarantine::{TABLE, body_of, sha256};
+use crate::shapes::Shapes;
 use crate::table::{Place, Table, TypeNames};
 
 /// Most of a message's prefix that goes into a partition key.
@@ -45,6 +47,8 @@ pub struct Origin {
 pub struct Intake {
     pen: Pen,
     tables: Tables,
+    /// How they looked to the leader before.
+    shapes: Shapes,
     types: TypeNames,
     /// What is to be told, the lanes of the first that were told already left out.
     barrier: VecDeque<Notice>,
@@ -107,7 +111,19 @@ impl Intake {
     pub fn new(origin: Origin) -> Self {
         let pen = Pen { origin, open: None, place: Place::default(), scratch: Vec::with_capacity(4096) };
         let (tables, types) = (Tables::default(), TypeNames::default());
-        Self { pen, tables, types, barrier: VecDeque::new(), lanes_told: 0 }
+        Self { pen, tables, shapes: Shapes::default(), types, barrier: VecDeque::new(), lanes_told: 0 }
+    }
+
+    /// With what the leader before has seen.
+    #[must_use]
+    pub fn with_shapes(mut self, shapes: Shapes) -> Self {
+        self.shapes = shapes;
+        self
+    }
+
+    /// What the next leader must know.
+    pub const fn shapes(&mut self) -> &mut Shapes {
+        &mut self.shapes
     }
 
     /// Takes what the assembler gives out, and offers its events.
@@ -192,9 +208,16 @@ impl Intake {
             }
             Message::Relation(relation) => {
                 let table = Table::new(&relation, &self.types);
-                let known = self.tables.0.get(&relation.oid);
-                let changed = known.is_some_and(|known| !known.is_same_shape(&table));
-                self.tables.0.insert(relation.oid, table);
+                let digest = table.digest();
+                let changed = match self.tables.0.get(&relation.oid) {
+                    Some(known) => !known.is_same_shape(&table),
+                    None => self.shapes.differs(relation.oid, digest),
+                };
+                let known = self.tables.0.insert(relation.oid, table);
+                if changed || known.is_none() {
+                    let commit = self.pen.open.map_or(Lsn(0), |open| open.commit);
+                    self.shapes.saw(commit, relation.oid, digest);
+                }
                 if changed {
                     // The server gives no place in the log for it: it comes right after the last change.
                     let at = self.pen.open.map_or(Lsn(0), |open| open.last);

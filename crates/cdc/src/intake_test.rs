@@ -1,10 +1,12 @@
 //! What the log says, and which events come of it.
 
 use tenure_clock::Entropy;
+use tenure_store::Write;
 use tenure_stream::Limits;
 use tenure_stream::identity::Lanes;
 
 use super::*;
+use crate::checkpoint::CheckpointPlace;
 use crate::framing::Framing;
 use crate::pgoutput::Decoder;
 use crate::publisher::{Answer, Call, PublisherSettings, Work};
@@ -277,6 +279,32 @@ fn another_shape_is_told_on_every_lane_and_the_first_is_not() {
     let after = world.published();
     // The row has the identity that it has without the notice.
     assert_eq!(ids(&after), ["1:0/64:0/30:0"]);
+}
+
+#[test]
+fn a_new_leader_tells_of_a_change_that_the_one_before_has_not_seen() {
+    let wider: &[(&str, bool)] = &[("id", true), ("note", false), ("more", false)];
+    let mut first = World::new();
+    first.intake = Intake::new(first.intake.pen.origin.clone()).with_shapes(Shapes::read(None, "s".into()));
+    first.begin(100);
+    first.change(0, &relation(1, "t", b'd', KEYED));
+    first.change(40, &insert(1, &[Some(b"a"), None]));
+    first.take(Assembled::Commit { end_lsn: Lsn(108) });
+    assert!(first.intake.shapes().advance(Lsn(108)));
+    let place = CheckpointPlace { table: "t".into(), stream: "s".into(), source: "x".into() };
+    let Write::Put { item, .. } = first.intake.shapes().write(&place) else { panic!("a put") };
+
+    let told = |columns| {
+        let mut next = World::new();
+        let shapes = Shapes::read(Some(&item), "s".into());
+        next.intake = Intake::new(next.intake.pen.origin.clone()).with_shapes(shapes);
+        next.begin(200);
+        next.change(0, &relation(1, "t", b'd', columns));
+        next.change(0, &relation(2, "new", b'd', columns));
+        next.published().len()
+    };
+    assert_eq!(told(KEYED), 0, "all is as it was, and a new table is no news");
+    assert_eq!(told(wider), 8, "once on each lane");
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! ```
 //!
 //! [`service::Service`] runs it all. What decides is pure: [`pgoutput`], [`intake`], [`publisher`],
-//! [`frontier`], [`checkpoint`], [`start`]. What does it is thin: [`transport`], [`sink`], `pipeline`.
+//! [`shard_budget`], [`frontier`], [`checkpoint`], [`start`]. What does it is thin: [`transport`], [`sink`], `pipeline`.
 
 pub mod assembler;
 pub mod checkpoint;
@@ -25,6 +25,8 @@ mod seed_errors_test;
 pub mod server;
 pub mod service;
 pub mod settings;
+pub mod shapes;
+pub mod shard_budget;
 pub mod sink;
 mod spill;
 pub mod start;

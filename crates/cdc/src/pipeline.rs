@@ -32,6 +32,8 @@ use crate::progress::Progress;
 use crate::publisher::{Answer, Call, CallId, Publisher, Work};
 use crate::quarantine::{Quarantine, rows_of};
 use crate::settings::PipelineSettings;
+use crate::shapes::Shapes;
+use crate::shard_budget::OpenShard;
 use crate::sink::Sink;
 use crate::transport::{Frame, Receiver, Sender};
 
@@ -96,6 +98,7 @@ enum Done {
     Call(CallId, Result<Vec<Put>>),
     Stored(Lane, Result<()>),
     Row(Result<Written>),
+    Shards(Result<Vec<OpenShard>>),
 }
 
 /// What the server is told.
@@ -128,6 +131,8 @@ pub(crate) struct Pipeline {
     hurry: bool,
     /// The store failed last time, and so it was told.
     store_fails: bool,
+    /// The row under way has the tables' shapes with it.
+    writes_shapes: bool,
     progress_at: Monotonic,
 }
 
@@ -145,6 +150,7 @@ impl Pipeline {
         stage: Stage,
         term: Term,
         checkpoint: Checkpoint,
+        shapes: Shapes,
         sender: Sender,
     ) -> Result<Self> {
         let limits = stage.limits(&term).await?;
@@ -162,7 +168,7 @@ impl Pipeline {
             Checkpointer::new(start, settings.checkpoint_interval, settings.idle_checkpoint_interval, now);
         Ok(Self {
             assembler: Assembler::new(settings.spill.clone()),
-            intake: Intake::new(origin),
+            intake: Intake::new(origin).with_shapes(shapes),
             publisher,
             checkpointer,
             under: JoinSet::new(),
@@ -175,6 +181,7 @@ impl Pipeline {
             throttled: 0,
             hurry: false,
             store_fails: false,
+            writes_shapes: false,
             progress_at: now,
             stage,
             term,
@@ -301,6 +308,9 @@ impl Pipeline {
     // === What goes out ===
 
     fn send_out(&mut self, now: Monotonic) {
+        if self.publisher.asks_for_shards(now) {
+            self.ask_for_shards();
+        }
         while let Some(work) = self.publisher.poll(now, self.term.is_valid()) {
             match work {
                 Work::Call(Call { id, records }) => {
@@ -339,6 +349,16 @@ impl Pipeline {
         }
     }
 
+    fn ask_for_shards(&mut self) {
+        let sink = self.stage.sink.clone();
+        let (clock, by) = self.deadline();
+        self.under.spawn(async move {
+            let shards = within(&*clock, by, Box::pin(sink.open_shards(by))).await;
+            let late = || Error::unavailable("the sink did not answer in time");
+            Done::Shards(shards.unwrap_or_else(|_| Err(late())))
+        });
+    }
+
     fn done(&mut self, done: Done) -> Result<()> {
         let now = self.stage.env.clock.monotonic();
         match done {
@@ -361,10 +381,21 @@ impl Pipeline {
                 self.publisher.answered(now, id, Answer::Records(results));
             }
             Done::Call(id, Err(error)) => {
+                if let Some(gone) = self.stage.sink.gone() {
+                    return Err(gone.because(error.chain()));
+                }
                 self.publisher.answered(now, id, Answer::Failed(error.kind()));
                 let failures = self.publisher.failures();
                 warn!(error = %error.chain(), kind = %error.kind(), failures, "the sink failed; nothing is dropped, it is tried again");
                 self.stage.progress.trouble(Some(format!("the sink fails: {}", advice(&error))));
+            }
+            Done::Shards(Ok(open)) => {
+                debug!(shards = open.len(), "the sink's shards");
+                self.publisher.shards(&open);
+            }
+            Done::Shards(Err(error)) => {
+                warn!(error = %error.chain(), "the sink does not tell its shards; they are asked for again");
+                self.publisher.shards(&[]);
             }
             Done::Stored(lane, Ok(())) => {
                 self.store_works();
@@ -379,6 +410,9 @@ impl Pipeline {
             Done::Row(Ok(Written::Applied(_))) => {
                 self.store_works();
                 self.checkpointer.written(now, true);
+                if std::mem::take(&mut self.writes_shapes) {
+                    self.intake.shapes().written();
+                }
                 let flushed = self.checkpointer.feedback();
                 self.checkpoint.lsn = flushed;
                 self.feedback.send_modify(|feedback| feedback.flushed = flushed);
@@ -421,10 +455,19 @@ impl Pipeline {
         let Some(lsn) = self.checkpointer.poll(now, confirmed, events, hurry) else { return };
         let updated = self.stage.env.clock.wall();
         let write = self.stage.place.advance(&Checkpoint { lsn, updated, ..self.checkpoint.clone() });
+        self.writes_shapes = self.intake.shapes().advance(lsn);
+        let shapes = self.writes_shapes.then(|| self.intake.shapes().write(&self.stage.place));
         let store = self.stage.store.clone();
+        let nonce = self.stage.env.entropy.nonce();
         let (clock, by) = self.deadline();
         self.under.spawn(async move {
-            let written = within(&*clock, by, Box::pin(store.write(by, &write))).await;
+            let writing = async {
+                match shapes {
+                    None => store.write(by, &write).await,
+                    Some(shapes) => store.transact(by, &[write, shapes], &nonce).await,
+                }
+            };
+            let written = within(&*clock, by, Box::pin(writing)).await;
             let late = || Error::new(Kind::Unknown, "the store did not answer in time");
             Done::Row(written.unwrap_or_else(|_| Err(late())))
         });

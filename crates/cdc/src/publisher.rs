@@ -21,6 +21,7 @@
 //! - CP-7: what is taken in is bounded by count and by bytes.
 //! - CP-8: a barrier begins when all lanes are empty, and ends when they are empty again.
 //! - CP-9: nothing is sent without leadership.
+//! - CP-17: no shard is sent more than it takes (see [`ShardBudget`]).
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -35,6 +36,7 @@ use tenure_stream::{HashKey, Limits, Put, Record};
 
 use crate::framing::{Frame, Framing};
 use crate::frontier::{Frontier, Ordinal};
+use crate::shard_budget::{OpenShard, ShardBudget};
 
 /// How much may be under way, and how it is packed.
 #[derive(Debug, Clone)]
@@ -55,6 +57,10 @@ pub struct PublisherSettings {
     pub backoff_max: Duration,
     /// How events become a record.
     pub framing: Framing,
+    /// Most records that a shard is sent in a second. Zero: without limit. Absent: as the stream says.
+    pub shard_records_per_s: Option<u64>,
+    /// Most bytes of them, likewise.
+    pub shard_bytes_per_s: Option<u64>,
 }
 
 impl Default for PublisherSettings {
@@ -69,6 +75,8 @@ impl Default for PublisherSettings {
             backoff_min: Duration::from_millis(20),
             backoff_max: Duration::from_secs(10),
             framing: Framing::Aggregated,
+            shard_records_per_s: None,
+            shard_bytes_per_s: None,
         }
     }
 }
@@ -207,6 +215,8 @@ pub struct Publisher {
     waiting: BinaryHeap<Reverse<(Monotonic, Lane)>>,
     /// Lanes whose front must be stored or replaced first.
     errands: VecDeque<Lane>,
+    /// What each shard may be sent, and the lanes that wait for theirs.
+    budget: ShardBudget,
     calls: Vec<Under>,
     next_call: u64,
     barrier: Barrier,
@@ -233,6 +243,8 @@ struct LaneState {
     attempts: u32,
     /// Counts its records.
     next_unit: u64,
+    /// Its shard's budget has been spent for its front.
+    paid: bool,
 }
 
 /// What a lane is doing.
@@ -241,7 +253,7 @@ enum Step {
     /// Nothing to send.
     #[default]
     Empty,
-    /// In `ready`, `waiting` or `errands`.
+    /// In `ready`, `waiting`, `errands` or held for its shard.
     Listed,
     /// Its front is in a call, or being stored.
     Under,
@@ -293,6 +305,8 @@ impl Publisher {
         entropy: Entropy,
     ) -> Self {
         let states = lanes.all().map(|_| LaneState::default()).collect();
+        let PublisherSettings { shard_records_per_s, shard_bytes_per_s, .. } = settings;
+        let budget = ShardBudget::new(limits.shard_rate, shard_records_per_s, shard_bytes_per_s);
         Self {
             settings,
             limits,
@@ -308,6 +322,7 @@ impl Publisher {
             ready: VecDeque::new(),
             waiting: BinaryHeap::new(),
             errands: VecDeque::new(),
+            budget,
             calls: Vec::new(),
             next_call: 0,
             barrier: Barrier::None,
@@ -463,10 +478,23 @@ impl Publisher {
         if let Some(lane) = self.errands.pop_front() {
             return Some(self.errand(lane));
         }
+        self.release(now);
         if !self.is_due(now) {
             return None;
         }
-        Some(Work::Call(self.pack()))
+        self.pack(now).map(Work::Call)
+    }
+
+    /// Whether it should be asked now which shards there are. Then tell [`Publisher::shards`].
+    pub fn asks_for_shards(&mut self, now: Monotonic) -> bool {
+        self.budget.asks(now)
+    }
+
+    /// The shards that take records now; none if that is not known.
+    pub fn shards(&mut self, open: &[OpenShard]) {
+        for (lane, since) in self.budget.answered(self.hash, open).into_iter().rev() {
+            self.ready.push_front((lane, since));
+        }
     }
 
     /// When to ask again at the latest, if nothing happens before.
@@ -479,30 +507,62 @@ impl Publisher {
             }
             _ => None,
         };
-        [waiting, lingering].into_iter().flatten().min()
+        let held = self.budget.wake().filter(|_| self.calls.len() < self.settings.calls_max);
+        let held = held.map(|at| self.paused_until.map_or(at, |until| until.max(at)));
+        [waiting, lingering, held].into_iter().flatten().min()
+    }
+
+    fn may_call(&self, now: Monotonic) -> bool {
+        self.calls.len() < self.settings.calls_max && self.paused_until.is_none_or(|until| until <= now)
+    }
+
+    /// Lets those go whose shard has enough again.
+    fn release(&mut self, now: Monotonic) {
+        if !self.budget.holds_any() || !self.may_call(now) {
+            return;
+        }
+        let mut released = Vec::new();
+        while let Some(lane) = self.budget.due(now) {
+            let state = &mut self.lanes[usize::from(lane.0)];
+            let front = state.units.iter_mut().find(|unit| !unit.under);
+            let size = front.as_ref().map_or(0, |unit| unit.size());
+            let Some(held) = self.budget.release(now, size) else { continue };
+            // From here on it grows no more: it has a price.
+            if let Some(unit) = front {
+                self.budget.spend(now, lane, unit.seal(self.hash.hash_key(lane)).size_bytes());
+                state.paid = true;
+            }
+            released.push(held);
+        }
+        for held in released.into_iter().rev() {
+            self.ready.push_front(held);
+        }
     }
 
     /// Whether a call should leave now.
     fn is_due(&self, now: Monotonic) -> bool {
         let Some((_, since)) = self.ready.front() else { return false };
-        if self.calls.len() >= self.settings.calls_max || self.paused_until.is_some_and(|until| until > now) {
+        if !self.may_call(now) {
             return false;
         }
         let full = self.ready.len() >= self.limits.records_per_put_max
-            || self.bytes - self.under_bytes >= self.limits.bytes_per_put_max;
+            // What waits for its shard fills no call.
+            || (self.bytes - self.under_bytes >= self.limits.bytes_per_put_max && !self.budget.holds_any());
         // Whoever cannot take more in has nothing to wait for.
         full || !self.wants_more() || now >= *since + self.settings.linger
     }
 
-    /// Packs the front records of the lanes that have waited longest.
-    fn pack(&mut self) -> Call {
-        let id = CallId(self.next_call);
-        self.next_call += 1;
+    /// Packs the front records of the lanes that have waited longest. None if all of them wait for their shard.
+    fn pack(&mut self, now: Monotonic) -> Option<Call> {
         let (mut under, mut records, mut bytes) = (Vec::new(), Vec::new(), 0);
         while records.len() < self.limits.records_per_put_max {
             let Some((lane, since)) = self.ready.pop_front() else { break };
             let state = &mut self.lanes[usize::from(lane.0)];
             let Some(unit) = state.units.iter_mut().find(|unit| !unit.under) else { continue };
+            if !state.paid && !self.budget.admits(now, lane, unit.size()) {
+                self.budget.hold(lane, since, unit.size());
+                continue;
+            }
             let record = unit.seal(self.hash.hash_key(lane));
             let size = record.size_bytes();
             if bytes + size > self.limits.bytes_per_put_max && !records.is_empty() {
@@ -511,6 +571,9 @@ impl Publisher {
             }
             bytes += size;
             records.push(record.clone());
+            if !std::mem::take(&mut state.paid) {
+                self.budget.spend(now, lane, size);
+            }
             unit.under = true;
             self.under_bytes += unit.bytes;
             under.push((lane, unit.number));
@@ -520,8 +583,13 @@ impl Publisher {
                 self.list(lane, since);
             }
         }
+        if records.is_empty() {
+            return None;
+        }
+        let id = CallId(self.next_call);
+        self.next_call += 1;
         self.calls.push(Under { id, records: under });
-        Call { id, records }
+        Some(Call { id, records })
     }
 
     /// A call has ended.
@@ -548,7 +616,10 @@ impl Publisher {
                 let mut results = results.into_iter();
                 for (lane, number) in records {
                     match results.next() {
-                        Some(Put::Stored { .. }) => self.settled(now, lane, number),
+                        Some(Put::Stored { shard, .. }) => {
+                            self.budget.landed(lane, &shard);
+                            self.settled(now, lane, number);
+                        }
                         Some(Put::Refused { reason }) => self.refused(now, lane, number, &reason),
                         // Without a result the outcome is unknown.
                         Some(Put::Throttled) | None => self.again(now, lane, number),
@@ -755,6 +826,12 @@ impl LaneState {
 }
 
 impl Unit {
+    /// How large its record is by now, about: the frame comes to it.
+    fn size(&self) -> usize {
+        let unsealed = || self.bytes + self.partition_key.len();
+        self.sealed.as_ref().map_or_else(unsealed, Record::size_bytes)
+    }
+
     /// Finishes the record.
     fn seal(&mut self, hash_key: HashKey) -> &Record {
         let Self { frame, sealed, partition_key, .. } = self;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use tenure_stream::{SequenceNumber, ShardId};
+use tenure_stream::{HashRange, SequenceNumber, ShardId};
 
 use super::*;
 
@@ -27,11 +27,18 @@ fn settings() -> PublisherSettings {
         backoff_min: Duration::from_millis(100),
         backoff_max: Duration::from_secs(1),
         framing: Framing::Lines,
+        shard_records_per_s: None,
+        shard_bytes_per_s: None,
     }
 }
 
 fn publisher(settings: PublisherSettings) -> Publisher {
-    let limits = Limits { records_per_put_max: 2, bytes_per_put_max: 400, bytes_per_record_max: 200 };
+    let limits = Limits {
+        records_per_put_max: 2,
+        bytes_per_put_max: 400,
+        bytes_per_record_max: 200,
+        ..Limits::default()
+    };
     Publisher::new(settings, limits, Lanes::new(4).unwrap(), ERA, Lsn(0), Entropy::seeded(1))
 }
 
@@ -384,6 +391,86 @@ fn a_late_answer_to_a_call_of_the_past_changes_nothing() {
     assert_eq!(publisher.confirmed(), Lsn(0));
 }
 
+/// Lanes 0 and 1 are on the first of two shards, 2 and 3 on the second.
+fn two_shards() -> Vec<OpenShard> {
+    let ranges = HashRange::uniform(2).into_iter().zip(0..);
+    ranges.map(|(range, number)| OpenShard { id: ShardId::numbered(number), range }).collect()
+}
+
+/// A shard takes so many records a second.
+fn limited(records_per_s: u64) -> Publisher {
+    let mut publisher =
+        publisher(PublisherSettings { shard_records_per_s: Some(records_per_s), ..settings() });
+    assert!(publisher.asks_for_shards(at(0)));
+    publisher.shards(&two_shards());
+    publisher
+}
+
+fn stored_on(shard: u64) -> Answer {
+    Answer::Records(vec![Put::Stored {
+        shard: ShardId::numbered(shard),
+        sequence: SequenceNumber::from(1u64),
+    }])
+}
+
+#[test]
+fn a_hot_shard_waits_while_others_go_on_and_its_record_grows_meanwhile() {
+    let mut publisher = limited(1);
+    transaction(&mut publisher, at(0), 100, &[0]);
+    let first = call(publisher.poll(at(5), true));
+    publisher.answered(at(6), first.id, stored_on(0));
+    // Its second is spent.
+    transaction(&mut publisher, at(10), 200, &[1]);
+    assert!(publisher.poll(at(20), true).is_none(), "no call without records");
+    assert_eq!(publisher.wake(), Some(at(1005)));
+    transaction(&mut publisher, at(30), 300, &[2]);
+    let other = call(publisher.poll(at(40), true));
+    assert_eq!(texts(&other), ["1:0/12C:0/FA:0\n"], "the other shard goes on");
+    publisher.answered(at(41), other.id, stored_on(1));
+    transaction(&mut publisher, at(50), 400, &[1, 0]);
+    assert!(publisher.poll(at(1004), true).is_none());
+    assert_eq!(publisher.confirmed(), Lsn(108), "and the frontier waits");
+    let held = call(publisher.poll(at(1005), true));
+    assert_eq!(texts(&held), ["1:0/C8:0/96:0\n1:0/190:0/15E:0\n"], "one record, with what came meanwhile");
+    publisher.answered(at(1006), held.id, stored_on(0));
+    let last = call(publisher.poll(at(2005), true));
+    publisher.answered(at(2006), last.id, stored_on(0));
+    assert_eq!((publisher.confirmed(), publisher.inflight()), (Lsn(408), (0, 0)));
+    assert_eq!(publisher.wake(), None);
+}
+
+#[test]
+fn after_a_reshard_those_who_waited_are_placed_anew() {
+    let mut publisher = limited(1);
+    transaction(&mut publisher, at(20_000), 100, &[0]);
+    let first = call(publisher.poll(at(20_005), true));
+    transaction(&mut publisher, at(20_006), 200, &[1]);
+    assert!(publisher.poll(at(20_011), true).is_none(), "held");
+    assert!(!publisher.asks_for_shards(at(20_011)));
+    publisher.answered(at(20_012), first.id, stored_on(2));
+    assert!(publisher.asks_for_shards(at(20_012)), "nobody knew that shard");
+    let quarters = HashRange::uniform(4).into_iter().zip(2..);
+    let quarters: Vec<_> =
+        quarters.map(|(range, number)| OpenShard { id: ShardId::numbered(number), range }).collect();
+    publisher.shards(&quarters);
+    let second = call(publisher.poll(at(20_012), true));
+    assert_eq!(texts(&second), ["1:0/C8:0/96:0\n"], "on a shard of its own, at once");
+}
+
+#[test]
+fn what_waits_for_its_shard_lets_no_half_full_calls_leave() {
+    let mut publisher = limited(1);
+    publisher.limits.bytes_per_put_max = 10;
+    transaction(&mut publisher, at(0), 100, &[0]);
+    let first = call(publisher.poll(at(5), true));
+    publisher.answered(at(6), first.id, stored_on(0));
+    transaction(&mut publisher, at(10), 200, &[0]);
+    assert!(publisher.poll(at(20), true).is_none());
+    transaction(&mut publisher, at(20), 300, &[2]);
+    assert!(publisher.poll(at(21), true).is_none(), "others may come");
+    assert!(publisher.poll(at(25), true).is_some());
+}
+
 #[derive(Debug, Clone)]
 enum Do {
     Transaction(Vec<u16>),
@@ -410,8 +497,11 @@ proptest! {
     /// Whatever the stream answers: first occurrences on a lane in order, and the frontier behind what is
     /// there.
     #[test]
-    fn whatever_is_answered_nothing_is_lost_or_out_of_order(story in prop::collection::vec(doing(), 0..200)) {
-        let mut publisher = publisher(settings());
+    fn whatever_is_answered_nothing_is_lost_or_out_of_order(
+        story in prop::collection::vec(doing(), 0..200),
+        hot in any::<bool>(),
+    ) {
+        let mut publisher = if hot { limited(2) } else { publisher(settings()) };
         let (mut now, mut commit) = (0, 100);
         let mut under: Vec<Call> = Vec::new();
         let mut log: BTreeMap<u128, Vec<String>> = BTreeMap::new();

@@ -28,6 +28,7 @@ use crate::progress::Progress;
 use crate::quarantine::{KEPT_BEYOND_RETENTION, Quarantine};
 use crate::server::{self, Slot, System};
 use crate::settings::PipelineSettings;
+use crate::shapes::{Shapes, shapes_key};
 use crate::sink::Sink;
 use crate::start::{self, ServerView, SlotView, TimelineEnd};
 use crate::transport::{Endpoint, PluginOptions, Session};
@@ -36,6 +37,8 @@ use crate::transport::{Endpoint, PluginOptions, Session};
 const SLOT_RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How often it is looked at meanwhile.
 const SLOT_RELEASE_POLL: Duration = Duration::from_millis(20);
+/// Sessions, one after another, that get no further before a person must look.
+const SESSIONS_MAX: u32 = 3;
 /// Waits between terms that failed: the first, and the longest.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -134,16 +137,21 @@ impl Service {
     /// What a person must mend: a gap, missing permissions, a slot or publication that is not there. Whatever
     /// may pass by itself is tried again for as long as it takes.
     pub async fn run(&self, stop: CancellationToken) -> Result<End> {
-        let mut pause = PAUSE_MIN;
+        let (mut pause, mut patience) = (PAUSE_MIN, Patience::default());
         while !stop.is_cancelled() {
             self.progress.update(|progress| progress.role = "standby".to_owned());
             let began = self.env.clock.monotonic();
-            match Box::pin(self.term(&stop)).await {
+            let mut streamed = false;
+            match Box::pin(self.term(&stop, &mut streamed)).await {
                 Ok(ended) => {
                     self.progress.update(|progress| progress.role = "stopped".to_owned());
                     return Ok(ended);
                 }
-                Err(error) if is_final(error.kind()) => {
+                Err(error)
+                    if is_final(error.kind())
+                        && !(streamed
+                            && patience.lasts(error.kind(), self.progress.snapshot().acknowledged)) =>
+                {
                     self.progress.trouble(Some(error.chain()));
                     return Err(error);
                 }
@@ -168,7 +176,7 @@ impl Service {
     }
 
     /// One term, from connecting to its end. `Ok` if it was asked to stop.
-    async fn term(&self, stop: &CancellationToken) -> Result<End> {
+    async fn term(&self, stop: &CancellationToken, streamed: &mut bool) -> Result<End> {
         let mut session = self.connect().await?;
         self.check_server(&mut session).await?;
         let campaign = self.campaign(&session);
@@ -183,7 +191,7 @@ impl Service {
         });
         let epoch = lead.term().fence().epoch();
         info!(%epoch, slot = %self.settings.slot, sink = self.sink.name(), "leading");
-        let (session, led) = self.lead(session, lead.term(), stop).await;
+        let (session, led) = self.lead(session, lead.term(), stop, streamed).await;
         match &led {
             Ok(End::Drained) => info!("everything is settled and confirmed"),
             Ok(End::Abandoned) => {
@@ -242,10 +250,16 @@ impl Service {
         mut session: Session,
         term: &Term,
         stop: &CancellationToken,
+        streamed: &mut bool,
     ) -> (Option<Session>, Result<End>) {
         let begun = self.begin(&mut session, term).await;
         let checkpoint = match begun {
             Ok(checkpoint) => checkpoint,
+            Err(error) => return (Some(session), Err(error)),
+        };
+        // After the row is ours: nobody else writes them from here on.
+        let shapes = match self.shapes(&checkpoint).await {
+            Ok(shapes) => shapes,
             Err(error) => return (Some(session), Err(error)),
         };
         info!(start = %checkpoint.lsn, era = checkpoint.era.0, "starting to stream");
@@ -264,8 +278,11 @@ impl Service {
             progress.started_at = checkpoint.lsn.0;
         });
         let stage = self.stage(stop.clone());
-        let ended = match Pipeline::new(stage, term.clone(), checkpoint, sender.clone()).await {
-            Ok(pipeline) => Box::pin(pipeline.run(&mut receiver)).await,
+        let ended = match Pipeline::new(stage, term.clone(), checkpoint, shapes, sender.clone()).await {
+            Ok(pipeline) => {
+                *streamed = true;
+                Box::pin(pipeline.run(&mut receiver)).await
+            }
             Err(error) => Err(error),
         };
         match ended {
@@ -319,6 +336,14 @@ impl Service {
         }
     }
 
+    /// How the tables looked at the checkpoint.
+    async fn shapes(&self, checkpoint: &Checkpoint) -> Result<Shapes> {
+        let place = self.place();
+        let row = self.store.get(self.by(), &place.table, &shapes_key(&place)).await;
+        let row = row.map_err(|error| error.during("read the tables' shapes"))?;
+        Ok(Shapes::read(row.as_ref(), checkpoint.system_id.clone()))
+    }
+
     /// The slot, once nobody uses it.
     async fn released_slot(&self, session: &mut Session) -> Result<Option<Slot>> {
         let by = self.env.clock.deadline(SLOT_RELEASE_TIMEOUT);
@@ -362,6 +387,29 @@ impl Service {
 
     fn by(&self) -> Monotonic {
         self.env.clock.deadline(self.settings.call_timeout)
+    }
+}
+
+/// How often a stream that cannot be understood is begun anew: what was damaged on its way, or mixed up in one
+/// session, is whole in the next. What the server's log itself holds is not.
+#[derive(Debug, Default)]
+struct Patience {
+    failures: u32,
+    /// How far it was then.
+    acknowledged: u64,
+}
+
+impl Patience {
+    /// Whether another session may help.
+    const fn lasts(&mut self, kind: Kind, acknowledged: u64) -> bool {
+        if !matches!(kind, Kind::Corrupt) {
+            return false;
+        }
+        if acknowledged > self.acknowledged {
+            (self.failures, self.acknowledged) = (0, acknowledged);
+        }
+        self.failures += 1;
+        self.failures <= SESSIONS_MAX
     }
 }
 
@@ -450,5 +498,21 @@ pub fn view_slot(slot: &Slot, database: &str) -> SlotView {
         two_phase: slot.two_phase,
         confirmed: slot.confirmed_flush,
         lost: lost.map(Into::into),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_understood_is_read_again_a_few_times_and_no_more_while_it_gets_no_further() {
+        let mut patience = Patience::default();
+        assert!(!patience.lasts(Kind::Invalid, 5), "that is for a person at once");
+        for _ in 0..SESSIONS_MAX {
+            assert!(patience.lasts(Kind::Corrupt, 5));
+        }
+        assert!(!patience.lasts(Kind::Corrupt, 5));
+        assert!(patience.lasts(Kind::Corrupt, 6), "it got further");
     }
 }

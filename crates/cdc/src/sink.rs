@@ -6,16 +6,17 @@ use std::fmt::{self, Debug};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use tenure_backend::{Error, Kind, Result};
 use tenure_clock::Monotonic;
 use tenure_stream::identity::Lanes;
-use tenure_stream::{Limits, Put, Record, SequenceNumber, ShardId, Stream};
+use tenure_stream::{Limits, Put, Record, SequenceNumber, Shard, ShardId, Stream, StreamExt as _};
 
 use crate::framing::Framing;
+use crate::shard_budget::OpenShard;
 
 /// Takes records.
 #[async_trait]
@@ -25,6 +26,11 @@ pub trait Sink: Debug + Send + Sync {
 
     /// What fits in a record and in a call.
     async fn limits(&self, by: Monotonic) -> Result<Limits>;
+
+    /// Which shards take records now; none if that is not known or means nothing here.
+    async fn open_shards(&self, _by: Monotonic) -> Result<Vec<OpenShard>> {
+        Ok(Vec::new())
+    }
 
     /// How events become records, if nobody says otherwise.
     fn framing(&self) -> Framing;
@@ -37,6 +43,11 @@ pub trait Sink: Debug + Send + Sync {
     /// # Cancel safety
     /// Dropped after its first poll, the records may or may not be there.
     async fn put(&self, by: Monotonic, records: Vec<Record>) -> Result<Vec<Put>>;
+
+    /// Why it will never take anything again, if that is so. Any other failure is waited for.
+    fn gone(&self) -> Option<Error> {
+        None
+    }
 }
 
 /// A stream.
@@ -61,6 +72,12 @@ impl Sink for StreamSink {
 
     async fn limits(&self, by: Monotonic) -> Result<Limits> {
         self.stream.limits(by).await
+    }
+
+    async fn open_shards(&self, by: Monotonic) -> Result<Vec<OpenShard>> {
+        let shards = self.stream.all_shards(by).await?;
+        let open = shards.into_iter().filter(Shard::is_open);
+        Ok(open.map(|shard| OpenShard { id: shard.id, range: shard.hash_range }).collect())
     }
 
     fn framing(&self) -> Framing {
@@ -137,10 +154,12 @@ impl Sink for NullSink {
 pub struct LinesSink {
     name: String,
     out: Arc<Mutex<Out>>,
+    /// Whoever reads from it has gone.
+    closed: Arc<AtomicBool>,
 }
 
 enum Out {
-    Stdout,
+    Writer(Box<dyn io::Write + Send>),
     File {
         path: PathBuf,
         file: File,
@@ -159,7 +178,17 @@ impl LinesSink {
     /// Lines on standard output.
     #[must_use]
     pub fn stdout() -> Self {
-        Self { name: "stdout".to_owned(), out: Arc::new(Mutex::new(Out::Stdout)) }
+        Self::writer("stdout", Box::new(io::stdout()))
+    }
+
+    /// Lines to a writer of this name.
+    #[must_use]
+    pub fn writer(name: &str, writer: Box<dyn io::Write + Send>) -> Self {
+        Self::new(name.to_owned(), Out::Writer(writer))
+    }
+
+    fn new(name: String, out: Out) -> Self {
+        Self { name, out: Arc::new(Mutex::new(out)), closed: Arc::default() }
     }
 
     /// Lines at the end of a file. A last line without end is of a writer that died, and was never
@@ -183,7 +212,7 @@ impl LinesSink {
         let opened = open().map_err(|error| failed("open", path, error))?;
         Ok(opened.map(|(file, good)| {
             let out = Out::File { path: path.to_owned(), file, good };
-            Self { name: path.display().to_string(), out: Arc::new(Mutex::new(out)) }
+            Self::new(path.display().to_string(), out)
         }))
     }
 }
@@ -203,7 +232,7 @@ impl Sink for LinesSink {
     async fn limits(&self, _by: Monotonic) -> Result<Limits> {
         // A line may be as long as a row.
         let room = usize::try_from(u32::MAX).unwrap_or(usize::MAX) / 2;
-        Ok(Limits { records_per_put_max: 500, bytes_per_put_max: room, bytes_per_record_max: room })
+        Ok(Limits { bytes_per_put_max: room, bytes_per_record_max: room, ..Limits::default() })
     }
 
     fn framing(&self) -> Framing {
@@ -215,25 +244,35 @@ impl Sink for LinesSink {
     }
 
     async fn put(&self, _by: Monotonic, records: Vec<Record>) -> Result<Vec<Put>> {
-        let out = self.out.clone();
+        let (out, closed) = (self.out.clone(), self.closed.clone());
         let writing = tokio::task::spawn_blocking(move || {
             let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
-            out.write(&records).map(|()| records.len())
+            out.write(&records, &closed).map(|()| records.len())
         });
         let count = writing.await.map_err(|_| Error::new(Kind::Unknown, "writing lines was ended"))??;
         let stored = Put::Stored { shard: ShardId::numbered(0), sequence: SequenceNumber::from(0u64) };
         Ok(vec![stored; count])
     }
+
+    fn gone(&self) -> Option<Error> {
+        self.closed.load(Ordering::Relaxed).then(|| {
+            Error::invalid(format!(
+                "whoever read from {} has gone: start again with a reader; what it had not taken comes again",
+                self.name
+            ))
+        })
+    }
 }
 
 impl Out {
-    fn write(&mut self, records: &[Record]) -> Result<()> {
+    fn write(&mut self, records: &[Record], closed: &AtomicBool) -> Result<()> {
         match self {
-            Self::Stdout => {
-                let mut stdout = io::stdout().lock();
-                let all = records.iter().try_for_each(|record| stdout.write_all(&record.data));
-                all.and_then(|()| stdout.flush())
-                    .map_err(|error| Error::new(kind_of(&error), "write to standard output").because(error))
+            Self::Writer(writer) => {
+                let all = records.iter().try_for_each(|record| writer.write_all(&record.data));
+                all.and_then(|()| writer.flush()).map_err(|error| {
+                    closed.fetch_or(error.kind() == io::ErrorKind::BrokenPipe, Ordering::Relaxed);
+                    Error::new(kind_of(&error), "write lines").because(error)
+                })
             }
             Self::File { path, file, good } => {
                 let mut write = || -> io::Result<u64> {
@@ -325,15 +364,27 @@ mod tests {
 
     #[tokio::test]
     async fn a_full_disk_is_an_error_and_not_an_end() {
-        let sink = LinesSink {
-            name: "full".to_owned(),
-            out: Arc::new(Mutex::new(Out::File {
-                path: "/dev/full".into(),
-                file: OpenOptions::new().append(true).open("/dev/full").unwrap(),
-                good: 0,
-            })),
+        let out = Out::File {
+            path: "/dev/full".into(),
+            file: OpenOptions::new().append(true).open("/dev/full").unwrap(),
+            good: 0,
         };
+        let sink = LinesSink::new("full".to_owned(), out);
         assert!(put(&sink, "one").await.is_err());
+        assert!(sink.gone().is_none(), "somebody may make room");
+    }
+
+    #[tokio::test]
+    async fn a_reader_that_has_gone_is_an_end() {
+        let (reader, writer) = io::pipe().unwrap();
+        let sink = LinesSink::writer("stdout", Box::new(writer));
+        put(&sink, "one").await.unwrap();
+        assert!(sink.gone().is_none());
+        drop(reader);
+        assert!(put(&sink, "two").await.is_err());
+        let gone = sink.gone().unwrap();
+        assert_eq!(gone.kind(), Kind::Invalid, "a person must start it again");
+        assert!(gone.to_string().contains("stdout"), "{gone}");
     }
 
     #[test]

@@ -48,7 +48,9 @@ use crate::embedded::{RETENTION_AGE, check_spec};
 use crate::limits::{check_name, check_read_limit, check_shard_count};
 use crate::lineage::{impossible_split, unknown_shard};
 use crate::stream::{Description, Page, PageToken, ShardPage, Stream, StreamExt, StreamSpec};
-use crate::{Batch, Cursor, HashKey, HashRange, Limits, Position, Put, Read, Record, Shard, ShardId, Stored};
+use crate::{
+    Batch, Cursor, HashKey, HashRange, Limits, Position, Put, Read, Record, Shard, ShardId, ShardRate, Stored,
+};
 
 /// Kinesis allows five reads of a shard per second.
 const READ_POLL: Duration = Duration::from_millis(200);
@@ -263,6 +265,7 @@ impl Kinesis {
         let summary = answer.stream_description_summary.ok_or_else(|| unexpected("a description"))?;
         let kib = summary.max_record_size_in_kib().and_then(|kib| usize::try_from(kib).ok());
         let limits = kib.map_or_else(Limits::default, |kib| Limits::for_record_bytes(kib * 1024));
+        let limits = Limits { shard_rate: Some(ShardRate::KINESIS), ..limits };
         *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = Some(limits);
         Ok(summary)
     }

@@ -39,7 +39,7 @@ pub use instrumented::Instrumented;
 pub use kinesis::{Kinesis, KinesisPlace};
 pub use limits::{
     BYTES_PER_READ, KEY_CHARACTERS_MAX, Limits, RECORD_BYTES_RANGE, RECORDS_PER_PUT_MAX,
-    RECORDS_PER_READ_MAX, SHARDS_MAX, check_name,
+    RECORDS_PER_READ_MAX, SHARDS_MAX, ShardRate, check_name,
 };
 pub use memory::Memory;
 pub use opening::open;

@@ -34,6 +34,22 @@ pub struct Limits {
     pub bytes_per_put_max: usize,
     /// Most bytes in one record, key included.
     pub bytes_per_record_max: usize,
+    /// How much one shard takes in a second. Absent: as much as comes.
+    pub shard_rate: Option<ShardRate>,
+}
+
+/// How much one shard takes in a second, from all who write to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardRate {
+    /// How many records.
+    pub records_per_s: u64,
+    /// How many bytes, keys included.
+    pub bytes_per_s: u64,
+}
+
+impl ShardRate {
+    /// That of every shard at Kinesis.
+    pub const KINESIS: Self = Self { records_per_s: 1000, bytes_per_s: 1 << 20 };
 }
 
 impl Limits {
@@ -48,6 +64,7 @@ impl Limits {
             records_per_put_max: RECORDS_PER_PUT_MAX,
             bytes_per_put_max: if bytes <= ordinary { 5 << 20 } else { *RECORD_BYTES_RANGE.end() },
             bytes_per_record_max: bytes,
+            shard_rate: None,
         }
     }
 

@@ -121,6 +121,53 @@ async fn a_change_of_shape_is_told_before_the_first_row_that_has_it() {
     world.clean_up().await;
 }
 
+/// Whoever leads when it happens.
+#[tokio::test]
+async fn a_change_of_shape_between_two_leaders_is_told_once() {
+    let world = World::new().await;
+    let schemas = |events: &[std::sync::Arc<serde_json::Value>]| {
+        events.iter().filter(|event| event["op"] == "schema").map(|event| id_of(event)).collect::<Vec<_>>()
+    };
+    let first = world.start();
+    world.sql.batch_execute("INSERT INTO items VALUES (1, 0, 'a')").await.unwrap();
+    let events = world.events_when(1).await;
+    let commit = id_of(&events[0]).commit.0;
+    until("the checkpoint has passed it", || async {
+        (first.service.progress().snapshot().acknowledged > commit).then_some(())
+    })
+    .await;
+    first.crash().await;
+    world
+        .sql
+        .batch_execute(
+            "ALTER TABLE items ADD COLUMN more int; INSERT INTO items VALUES (2, 0, 'b', 7);
+             CREATE TABLE others (id int PRIMARY KEY); INSERT INTO others VALUES (1)",
+        )
+        .await
+        .unwrap();
+    let second = world.start();
+    let events = world.events_when(3 + 64).await;
+    let told = schemas(&events);
+    assert_eq!(told.len(), 64, "once on each lane, and nothing of the new table");
+    let row = events.iter().find(|event| event["key"]["id"] == 2).unwrap();
+    assert!(told.iter().all(|id| *id < id_of(row)), "before the first row that has it");
+    // Wherever the second is when it ends, the third tells nothing new.
+    second.crash().await;
+    world.sql.batch_execute("INSERT INTO items VALUES (3, 0, 'c', 8)").await.unwrap();
+    let third = world.start();
+    world.events_when(4 + 64).await;
+    third.end().await.unwrap();
+    world.sql.batch_execute("INSERT INTO items VALUES (4, 0, 'd', 9)").await.unwrap();
+    let fourth = world.start();
+    let events = world.events_when(5 + 64).await;
+    let mut again = schemas(&events);
+    again.sort_unstable();
+    again.dedup();
+    assert_eq!(again.len(), 64, "every copy has the identity of the first");
+    fourth.end().await.unwrap();
+    world.clean_up().await;
+}
+
 /// A quiet database on a busy server does not keep the server's log.
 #[tokio::test]
 async fn an_idle_slot_advances_while_another_database_writes() {

@@ -3,5 +3,7 @@
 mod content;
 mod faults;
 mod flow;
+#[cfg(feature = "kinesis")]
+mod kinesis;
 mod refusals;
 mod world;

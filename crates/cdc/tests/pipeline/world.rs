@@ -18,6 +18,7 @@ use tenure_stream::identity::{Lanes, Position};
 use tenure_stream::kpl::deaggregate;
 use tenure_stream::{Cursor, HashRange, Position as At, Read, ShardId, Stream, StreamExt as _, StreamSpec};
 use tokio::task::JoinHandle;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, NoTls};
 use tokio_util::sync::CancellationToken;
 
@@ -91,6 +92,48 @@ pub(crate) struct World {
     pub(crate) slot: SlotName,
     pub(crate) lanes: Lanes,
     seen: tokio::sync::Mutex<Seen>,
+    leftovers: Leftovers,
+}
+
+/// What a test that fails leaves on the shared server: removed with the value.
+struct Leftovers {
+    database: String,
+    removed: bool,
+}
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        if self.removed {
+            return;
+        }
+        let database = self.database.clone();
+        // A runtime of its own: that of the test is about to end.
+        let removing = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.map(|runtime| runtime.block_on(remove(&database)))
+        });
+        let _ = removing.join();
+    }
+}
+
+/// Removes a database and its slot, which have the same name, though a pipeline still reads from it.
+async fn remove(database: &str) {
+    let Ok((admin, connection)) = tokio_postgres::connect(&server_url(), NoTls).await else { return };
+    tokio::spawn(connection);
+    let end = format!(
+        "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = '{database}'"
+    );
+    let drop = format!("SELECT pg_drop_replication_slot('{database}')");
+    for _ in 0..100 {
+        let _ = admin.batch_execute(&end).await;
+        match admin.batch_execute(&drop).await {
+            Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => {
+                SystemClock.sleep(Duration::from_millis(50)).await;
+            }
+            _ => break,
+        }
+    }
+    let _ = admin.batch_execute(&format!("DROP DATABASE {database} WITH (FORCE)")).await;
 }
 
 /// What was read of the stream so far.
@@ -98,6 +141,7 @@ pub(crate) struct World {
 struct Seen {
     cursors: BTreeMap<ShardId, Option<Cursor>>,
     events: Vec<Arc<Json>>,
+    records: usize,
     distinct: BTreeSet<Position>,
 }
 
@@ -115,6 +159,7 @@ impl World {
         let create =
             format!("CREATE DATABASE {database} TEMPLATE template0 ENCODING '{encoding}' LOCALE 'C'");
         client(&server).await.batch_execute(&create).await.unwrap();
+        let leftovers = Leftovers { database: database.clone(), removed: false };
         let (place, _) = server.rsplit_once('/').unwrap();
         let url = format!("{place}/{database}");
         let sql = client(&url).await;
@@ -138,6 +183,7 @@ impl World {
             slot,
             lanes: Lanes::new(64).unwrap(),
             seen: tokio::sync::Mutex::default(),
+            leftovers,
         };
         world.create_slot().await;
         world
@@ -211,6 +257,7 @@ impl World {
                     panic!("trimmed");
                 };
                 let at_end = batch.records.is_empty();
+                seen.records += batch.records.len();
                 for record in batch.records {
                     let apart = deaggregate(&record.partition_key, &record.data, HashRange::uniform(1)[0]);
                     for part in apart.records {
@@ -238,8 +285,15 @@ impl World {
         .await
     }
 
+    /// Everything again from the beginning, and how many records hold it.
+    #[cfg(feature = "kinesis")]
+    pub(crate) async fn read_afresh(&self, distinct: usize) -> (Vec<Arc<Json>>, usize) {
+        *self.seen.lock().await = Seen::default();
+        (self.events_when(distinct).await, self.seen.lock().await.records)
+    }
+
     /// Drops what the test made on the shared server.
-    pub(crate) async fn clean_up(self) {
+    pub(crate) async fn clean_up(mut self) {
         until("the slot is free", || async {
             let found = server::slot(&mut self.session().await, soon(), &self.slot).await.unwrap();
             found.is_none_or(|slot| !slot.active).then_some(())
@@ -251,6 +305,7 @@ impl World {
         drop(self.sql);
         let admin = client(&server_url()).await;
         let _ = admin.batch_execute(&format!("DROP DATABASE {} WITH (FORCE)", self.database)).await;
+        self.leftovers.removed = true;
     }
 }
 

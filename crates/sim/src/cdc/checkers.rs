@@ -30,6 +30,7 @@ named! {
     IdleIsRare "idle_is_rare" "A row that only follows idle progress is written rarely.",
     InflightBounded "inflight_bounded" "What is taken in and not settled is bounded.",
     HaltHasCause "halt_has_cause" "A leader refuses to begin only behind a slot or a log that was disturbed.",
+    ShardRate "shard_rate" "A run that knows its shards sends none of them more than it takes.",
     Heals "heals" "After healing, the row and the slot catch up with the log.",
     Bounded "bounded" "Nobody spins: a schedule has a bounded number of events.",
 }

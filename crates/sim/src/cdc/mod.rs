@@ -12,6 +12,7 @@ pub mod fault;
 pub mod pipeline;
 pub mod plan;
 pub mod seed_rules;
+pub mod shard_meter;
 pub mod source;
 pub mod stream;
 pub mod tally;

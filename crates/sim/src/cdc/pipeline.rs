@@ -3,6 +3,7 @@
 use tenure_cdc::publisher::{
     Answer, Barrier, CallId, Link, Offer, Parked, Publisher, PublisherSettings, Refused, Work,
 };
+use tenure_cdc::shard_budget::OpenShard;
 use tenure_clock::{Entropy, Monotonic};
 use tenure_stream::identity::{Era, Lane, Lanes, Lsn, Position};
 use tenure_stream::{Limits, Record};
@@ -70,6 +71,10 @@ pub trait Pipeline: Sized {
     fn wake(&self) -> Option<Monotonic>;
     /// See [`Publisher::answered`].
     fn answered(&mut self, now: Monotonic, call: Self::Call, answer: Answer);
+    /// See [`Publisher::asks_for_shards`].
+    fn asks_for_shards(&mut self, now: Monotonic) -> bool;
+    /// See [`Publisher::shards`].
+    fn shards(&mut self, open: &[OpenShard]);
     /// See [`Publisher::stored`].
     fn stored(&mut self, now: Monotonic, lane: Lane, durable: bool);
     /// See [`Publisher::replace`].
@@ -145,6 +150,14 @@ impl Pipeline for Publisher {
 
     fn answered(&mut self, now: Monotonic, call: CallId, answer: Answer) {
         self.answered(now, call, answer);
+    }
+
+    fn asks_for_shards(&mut self, now: Monotonic) -> bool {
+        self.asks_for_shards(now)
+    }
+
+    fn shards(&mut self, open: &[OpenShard]) {
+        self.shards(open);
     }
 
     fn stored(&mut self, now: Monotonic, lane: Lane, durable: bool) {

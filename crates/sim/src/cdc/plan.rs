@@ -149,7 +149,7 @@ impl scenario::Plan for Plan {
         // A lane sends one record at a time, and must be able to keep up even if all goes to one.
         let records = if framing == Framing::Single { 6 } else { 3 };
         let keeps_up = 2 * records * (2 * network.latency_max + linger);
-        Self {
+        let mut plan = Self {
             course: Course {
                 seed,
                 key,
@@ -170,11 +170,14 @@ impl scenario::Plan for Plan {
                 backoff_min: Duration::from_millis(20),
                 backoff_max: Duration::from_nanos(spread(&entropy, 200 * MILLI, 3 * SECOND)),
                 framing,
+                shard_records_per_s: None,
+                shard_bytes_per_s: None,
             },
             limits: Limits {
                 records_per_put_max: 1 + below(&entropy, 8),
                 bytes_per_put_max: record_bytes_max * (1 + below(&entropy, 4)),
                 bytes_per_record_max: record_bytes_max,
+                ..Limits::default()
             },
             shards: 1 + below(&entropy, 4),
             checkpoint_every: Duration::from_nanos(spread(&entropy, 100 * MILLI, 2 * SECOND)),
@@ -190,7 +193,14 @@ impl scenario::Plan for Plan {
             network,
             session_timeout: spread(&entropy, SECOND, 10 * SECOND),
             ends_old_session: one_in(&entropy, 2),
+        };
+        if one_in(&entropy, 3) {
+            // What is committed gets through even if all of it goes to one shard.
+            let records = (spread(&entropy, 10, 60) * SECOND / plan.workload.every_max).max(5);
+            plan.settings.shard_records_per_s = Some(records);
+            plan.settings.shard_bytes_per_s = Some(records * spread(&entropy, 300, 1000));
         }
+        plan
     }
 
     fn course(&self) -> &Course<Fault> {
@@ -224,6 +234,9 @@ impl scenario::Plan for Plan {
         all.push(Box::new(|plan| plan.settings.framing = Framing::Single));
         all.push(Box::new(|plan| plan.settings.calls_max = 1));
         all.push(Box::new(|plan| plan.shards = 1));
+        all.push(Box::new(|plan| {
+            (plan.settings.shard_records_per_s, plan.settings.shard_bytes_per_s) = (None, None);
+        }));
         all.push(Box::new(|plan| plan.ends_old_session = false));
         all
     }

@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tenure_cdc::publisher::{Answer, Barrier, Link, Offer, Parked};
+use tenure_cdc::shard_budget::OpenShard;
 use tenure_clock::Monotonic;
 use tenure_stream::identity::{Floor, Lane, Lanes, Lsn};
 use tenure_stream::{Put, Record};
@@ -157,6 +158,12 @@ impl Pipeline for SeedPublisher {
         }
         self.not_before = now + BACKOFF * (1 << self.attempts.min(6));
     }
+
+    fn asks_for_shards(&mut self, _now: Monotonic) -> bool {
+        false
+    }
+
+    fn shards(&mut self, _open: &[OpenShard]) {}
 
     fn stored(&mut self, _now: Monotonic, _lane: Lane, _durable: bool) {}
 

@@ -4,6 +4,7 @@
 //! the first record of its children. What a consumer makes of a record depends on nothing else, so it can
 //! be asked as the record lands.
 
+use tenure_cdc::shard_budget::OpenShard;
 use tenure_stream::identity::Lanes;
 use tenure_stream::{HashKey, HashRange, SequenceNumber, ShardId};
 
@@ -50,6 +51,12 @@ impl Stream {
         let shard = &mut self.open[index];
         let id = shard.id.clone();
         (shard, id, SequenceNumber::from(self.sequence))
+    }
+
+    /// The shards that take records.
+    #[must_use]
+    pub fn open_shards(&self) -> Vec<OpenShard> {
+        self.open.iter().map(|shard| OpenShard { id: shard.id.clone(), range: shard.range }).collect()
     }
 
     /// Splits a shard in the middle; false if there are enough.

@@ -28,6 +28,7 @@ use super::Outcome;
 use super::checkers::{Ledger, Rule};
 use super::pipeline::Pipeline;
 use super::plan::{Plan, WORKLOAD_AFTER};
+use super::shard_meter::ShardMeter;
 use super::source::Source;
 use super::stream::Stream;
 use crate::calendar::{Calendar, MILLI, SECOND};
@@ -193,6 +194,8 @@ struct Run<P> {
     stopping: bool,
     /// Records under way on each lane.
     under: Vec<u32>,
+    /// What it has sent to each shard.
+    meter: ShardMeter,
     /// The last record that each lane sent: its first change.
     sent: Vec<Option<(u32, Bytes)>>,
     /// When the row was written, and how much was settled then.

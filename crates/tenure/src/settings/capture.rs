@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::text::{Count, Size, Text, Textual};
+use super::text::{Amount, Count, Size, Text, Textual};
 
 /// `[cdc]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,10 @@ pub(crate) struct Capture {
     pub(crate) inflight_bytes: Text<Size>,
     /// How long an event may wait for others to travel with. Default: `3ms`.
     pub(crate) linger: Text<Duration>,
+    /// Most records that a shard of a stream is sent in a second; 0 for no limit. Default: as the stream says.
+    pub(crate) shard_records_per_s: Option<Text<Amount>>,
+    /// Most bytes of them. Default: as the stream says.
+    pub(crate) shard_bytes_per_s: Option<Text<Size>>,
     /// Where large transactions wait for their commit. Default: `/var/tmp`.
     pub(crate) spill: Option<PathBuf>,
     /// Most bytes of them. Default: `64GiB`.
@@ -57,6 +61,8 @@ impl Default for Capture {
             inflight_events: Text(Count(100_000)),
             inflight_bytes: Text(Size(12 << 20)),
             linger: Text(Duration::from_millis(3)),
+            shard_records_per_s: None,
+            shard_bytes_per_s: None,
             spill: None,
             spill_max: Text(Size(64 << 30)),
             aggregation: Text(true),

@@ -128,6 +128,11 @@ inflight_events = 100000
 inflight_bytes = "12MiB"
 # How long an event may wait for others to travel with. Default: 3ms
 linger = "3ms"
+# Most records, and most bytes of them, that a shard of a stream is sent in a second; 0 for no limit. A shard
+# that has had its share waits, the others go on. Less if others write to the stream too.
+# Default: as the stream says (Kinesis: 1000, 1MiB)
+# shard_records_per_s = 1000
+# shard_bytes_per_s = "1MiB"
 # Where large transactions wait for their commit, and how much of it may be used. Default: /var/tmp, 64GiB
 # spill = "/var/tmp"
 spill_max = "64GiB"

@@ -88,6 +88,20 @@ impl Textual for Count {
     }
 }
 
+/// A number, zero included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Amount(pub(crate) u32);
+
+impl Textual for Amount {
+    fn read(text: &str) -> Result<Self, String> {
+        u32::from_str(text).map(Self).map_err(|_| format!("`{text}` is not a number from zero up"))
+    }
+
+    fn shown(&self) -> String {
+        self.0.to_string()
+    }
+}
+
 impl<T: Textual> fmt::Display for Text<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.shown())

@@ -1,8 +1,10 @@
 //! From setup to teardown, through crashes and handovers.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use serde_json::Value as Json;
+use tenure_clock::{Clock as _, SystemClock};
 
 use super::world::World;
 
@@ -64,11 +66,14 @@ fn changes_arrive_through_a_crash_and_a_handover() {
     assert_eq!(ran.json().last().unwrap()["event"], "end");
     assert_eq!(world.events().len(), before);
 
+    let shapes = || world.site.ok("store scan tenure_coordination").contains("tenure#shapes");
+    assert!(shapes(), "how the tables looked");
     world.run("cdc teardown").expect(2).says(&["--yes"]);
     assert_eq!(world.slots().len(), 1, "nothing was changed");
     let gone = world.site.json("cdc teardown --yes --drop-publication");
     assert_eq!(outcome(&gone, "slot"), "dropped");
     assert_eq!(outcome(&gone, "checkpoint"), "ended");
+    assert!(!shapes());
     assert!(world.slots().is_empty() && world.publications().is_empty());
     let gone = world.site.json("cdc teardown --yes");
     assert_eq!(outcome(&gone, "slot"), "absent");
@@ -166,6 +171,40 @@ fn standard_output_gets_events_and_nothing_else() {
     assert_eq!(ops, ["insert", "message"]);
     world.sql("INSERT INTO public.items VALUES (2, 'a')");
     assert_eq!(world.run("cdc run --to null --source nowhere --until-lsn now").expect(0).stdout, "");
+}
+
+/// As `tenure cdc run --to - | head -1` does.
+#[test]
+fn a_reader_that_goes_away_ends_the_run_with_a_word() {
+    let world = World::new();
+    world.run("cdc setup --all-tables --to -").expect(0);
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let errors = std::fs::File::create(world.site.path("run.err")).unwrap();
+    let mut child = world.site.command("cdc run --to -").stdout(writer).stderr(errors).spawn().unwrap();
+    world.sql("INSERT INTO public.items VALUES (1, 'a')");
+    let status = super::world::until("it ends", || child.try_wait().unwrap());
+    let told = std::fs::read_to_string(world.site.path("run.err")).unwrap();
+    assert_eq!(status.code(), Some(2), "{told}");
+    assert!(told.contains("whoever read from stdout has gone"), "{told}");
+    // What it had not taken comes again.
+    let ran = world.run("cdc run --to - --until-lsn now").expect(0);
+    assert_eq!(ran.json().len(), 1);
+}
+
+#[test]
+fn a_shard_is_sent_no_more_than_the_settings_say() {
+    let world = World::set_up();
+    world.run("cdc run --shard-records-per-s many").expect(2).says(&["--shard-records-per-s", "many"]);
+    world.sql("INSERT INTO public.items SELECT g, 'x' FROM generate_series(1, 200) g");
+    let took = |more: &str| {
+        let began = SystemClock.monotonic();
+        world.run(&format!("cdc run --until-lsn now --no-aggregation {more}")).expect(0);
+        SystemClock.monotonic().since(began)
+    };
+    // Two shards with a hundred events each: forty at once, and then forty a second.
+    assert!(took("--shard-records-per-s 40") > Duration::from_millis(1000));
+    assert_eq!(world.events().len(), 200);
 }
 
 #[test]

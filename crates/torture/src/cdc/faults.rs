@@ -32,6 +32,10 @@ const LAG_BYTES_MAX: i64 = 24 << 20;
 const TRIES_MAX: usize = 20;
 /// How often who leads is asked while a failover is measured.
 const LOCK_POLL: Duration = Duration::from_millis(3);
+/// How long a paused leader may keep everybody from taking over: longer than a lease and a session last.
+const PAUSE_PATIENCE: Duration = Duration::from_secs(40);
+/// The keys of rows that come with other columns, beyond those of the writers and of what is spilled.
+const ALTERED: u64 = WRITERS * 1_000_000 + 900_000;
 /// Processes that end by themselves before that alone is what went wrong.
 const UNEXPECTED_MAX: usize = 10;
 
@@ -62,12 +66,14 @@ pub(crate) struct World {
     /// The leaders that handed over in good order.
     handed_over: BTreeSet<Handover>,
     failovers_ms: Vec<u64>,
+    /// The tables that have a column more now: `items`, `whole`.
+    wider: [bool; 2],
     counts: Summary,
 }
 
 impl World {
     pub(crate) async fn build(site: Site, seed: u64, json: bool) -> Result<Self> {
-        let began = SystemClock.monotonic();
+        let (began, leadership) = (SystemClock.monotonic(), site.leadership);
         let postgres = ScratchPostgres::start_new(&site.folder.join("postgres"), &POSTGRES_SETTINGS).await?;
         let sql = postgres.connect("torture").await?;
         sql.batch_execute(SCHEMA).await.context("make the tables")?;
@@ -91,7 +97,8 @@ impl World {
             disturbed: 0,
             handed_over: BTreeSet::new(),
             failovers_ms: Vec::new(),
-            counts: Summary { torture: "cdc", seed, ..Summary::default() },
+            wider: [false; 2],
+            counts: Summary { torture: "cdc", seed, leadership: leadership.name(), ..Summary::default() },
         })
     }
 
@@ -201,14 +208,12 @@ impl World {
         self.disturbed = self.disturbed.max(process.told.epoch);
     }
 
-    /// The name of the process that holds the lock; `None` while nobody does, or Postgres is down.
+    /// The name of the process that leads; `None` while nobody does, or Postgres is down.
     async fn leader(&mut self) -> Option<String> {
-        const HOLDER: &str = "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
-                              WHERE locktype = 'advisory' AND granted";
         if self.sql.is_closed() {
             self.sql = self.postgres.connect("torture").await.ok()?;
         }
-        let found = self.sql.query_opt(HOLDER, &[]).await.ok()?;
+        let found = self.sql.query_opt(self.site.leadership.holder(), &[]).await.ok()?;
         found.map(|row| row.get(0))
     }
 
@@ -239,14 +244,21 @@ impl World {
         self.leader_that(|told| told.has_work()).await
     }
 
-    /// Waits until somebody else holds the lock.
+    /// Waits until somebody else leads.
     async fn await_other_than(&mut self, name: &str) -> Result<()> {
-        let by = SystemClock.deadline(PATIENCE);
+        ensure!(self.another_leads(name, PATIENCE).await, "nobody took over from {name}");
+        Ok(())
+    }
+
+    async fn another_leads(&mut self, name: &str, patience: Duration) -> bool {
+        let by = SystemClock.deadline(patience);
         loop {
             if self.leader().await.is_some_and(|leader| leader != name) {
-                return Ok(());
+                return true;
             }
-            ensure!(SystemClock.monotonic() < by, "nobody took over from {name}");
+            if SystemClock.monotonic() >= by {
+                return false;
+            }
             SystemClock.sleep(LOCK_POLL).await;
         }
     }
@@ -280,6 +292,8 @@ impl World {
                 Fault::Kill => self.kill_leader().await?,
                 Fault::KillInSpill => self.kill_in_spill().await?,
                 Fault::KillInHandover => self.kill_in_handover().await?,
+                Fault::KillInAlter => self.kill_in_alter().await?,
+                Fault::Alter => self.alter().await?,
                 Fault::Handover => self.hand_over().await?,
                 Fault::Pause => self.pause().await?,
                 Fault::PostgresCrash => self.crash_postgres().await?,
@@ -341,6 +355,35 @@ impl World {
         Ok(holds)
     }
 
+    /// The next leader has never seen the table as it was, and tells readers of it all the same.
+    async fn kill_in_alter(&mut self) -> Result<bool> {
+        let place = self.busy_leader().await?;
+        let process = self.kill(place).await?;
+        self.change_columns().await?;
+        self.await_other_than(&process.name).await?;
+        self.counts.kills += 1;
+        self.counts.kills_in_alter += 1;
+        Ok(true)
+    }
+
+    async fn alter(&mut self) -> Result<bool> {
+        self.busy_leader().await?;
+        self.change_columns().await?;
+        Ok(true)
+    }
+
+    async fn change_columns(&mut self) -> Result<()> {
+        let table = self.entropy.below(2) as usize;
+        let wider = &mut self.wider[table];
+        *wider = !*wider;
+        let key = ALTERED + self.counts.alters as u64;
+        let sql = workload::alter(["items", "whole"][table], *wider, key);
+        let client = self.postgres.connect("alterer").await?;
+        client.batch_execute(&sql).await.context("alter a table")?;
+        self.counts.alters += 1;
+        Ok(())
+    }
+
     async fn hand_over(&mut self) -> Result<bool> {
         // Beyond whatever an earlier leader can have published, so that any copy after this is the handover's.
         let end = self.end_of_log().await?;
@@ -384,10 +427,13 @@ impl World {
         let name = self.fleet[place].name.clone();
         self.disturbed = self.disturbed.max(self.fleet[place].told.epoch);
         self.fleet[place].signal(Signal::STOP)?;
-        let waited = self.await_other_than(&name).await;
+        let waited = self.another_leads(&name, PAUSE_PATIENCE).await;
         SystemClock.sleep(self.entropy.up_to(Duration::from_millis(500))).await;
         self.fleet[place].signal(Signal::CONT)?;
-        waited?;
+        if !waited {
+            // Stopped in the middle of a commit, it kept the store's file: nobody else could get on.
+            return Ok(false);
+        }
         self.counts.pauses += 1;
         // What it does now is what this is about.
         SystemClock.sleep(Duration::from_millis(500)).await;

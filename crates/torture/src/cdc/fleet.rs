@@ -1,6 +1,6 @@
 //! The `tenure cdc run` processes: one leads, the others stand by.
 //!
-//! Who leads is what Postgres says of the lock; how the leader is, it says itself by its metrics.
+//! Who leads is what Postgres says of the lock, or of the slot; how the leader is, it says itself by its metrics.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -21,6 +21,38 @@ pub(crate) struct Site {
     /// The program under torture.
     pub(crate) tenure: PathBuf,
     pub(crate) folder: PathBuf,
+    pub(crate) leadership: Leadership,
+}
+
+/// How the leader is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Leadership {
+    /// By an advisory lock in Postgres.
+    Advisory,
+    /// By an election on the store.
+    Store,
+}
+
+impl Leadership {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Advisory => "advisory",
+            Self::Store => "store",
+        }
+    }
+
+    /// Asks who leads, as Postgres sees it: who has the lock, or, where there is none, who reads from the slot.
+    pub(crate) const fn holder(self) -> &'static str {
+        match self {
+            Self::Advisory => {
+                "SELECT application_name FROM pg_locks JOIN pg_stat_activity USING (pid)
+                 WHERE locktype = 'advisory' AND granted"
+            }
+            Self::Store => {
+                "SELECT application_name FROM pg_replication_slots JOIN pg_stat_activity ON pid = active_pid"
+            }
+        }
+    }
 }
 
 /// How many lanes: few enough that a truncation stays small.
@@ -154,6 +186,7 @@ impl Process {
         command.args(["--json", "--log", "info", "--metrics", &format!("127.0.0.1:{metrics_port}")]);
         command.args(["cdc", "run"]).args(PIPELINE).args(["--lanes", &LANES.to_string()]);
         let url = format!("{postgres_url}&wal_sender_timeout={WAL_SENDER_TIMEOUT}");
+        command.args(["--leadership", site.leadership.name()]).env("TENURE__ELECTION__PRESET", "fast");
         command.args(["--postgres", &url, "--spill"]).arg(site.folder.join("spill"));
         command.args(more).stdout(lines).stderr(log);
         let child = command.spawn().context("start tenure cdc run")?;

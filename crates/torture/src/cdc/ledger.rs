@@ -24,6 +24,8 @@ pub(crate) enum Op {
     Update,
     Delete,
     Truncate,
+    /// The table got other columns.
+    Schema,
 }
 
 impl Op {
@@ -33,8 +35,14 @@ impl Op {
             "update" => Self::Update,
             "delete" => Self::Delete,
             "truncate" => Self::Truncate,
+            "schema" => Self::Schema,
             _ => return None,
         })
+    }
+
+    /// Whether it is about the table, and told on every lane.
+    pub(crate) const fn is_on_all_lanes(self) -> bool {
+        matches!(self, Self::Truncate | Self::Schema)
     }
 
     /// Whether the row tells a version by which the change is recognised.
@@ -43,11 +51,11 @@ impl Op {
     }
 }
 
-/// One change of one row, or of one lane when a table was emptied.
+/// One change of one row, or of one lane when a table was emptied or altered.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Change {
     pub(crate) table: Arc<str>,
-    /// The row's key; the lane, if the table was emptied.
+    /// The row's key; the lane, if it is about the table.
     pub(crate) key: i64,
     pub(crate) op: Op,
     /// Of inserts and updates.
@@ -211,9 +219,9 @@ fn check_tokens(
             verdict.duplicates_without_identity += 1;
             verdict.example(|| format!("twice: {other} and {id} are {token:?}"));
         }
-        // Only rows have an order of commits that we know; a lane's truncations are in order by their number.
+        // Only rows have an order of commits that we know; what a lane is told is in order by its number.
         let before = last.insert((event.change.table.clone(), event.change.key), *at);
-        if event.change.op != Op::Truncate && before.is_some_and(|before| before > *at) {
+        if !event.change.op.is_on_all_lanes() && before.is_some_and(|before| before > *at) {
             verdict.out_of_order += 1;
             verdict.example(|| format!("its position is not in the order of commits: {id} {token:?}"));
         }

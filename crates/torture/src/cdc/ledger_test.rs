@@ -176,11 +176,15 @@ fn a_floor_that_runs_ahead_is_found() {
 }
 
 #[test]
-fn truncations_are_one_per_lane() {
-    let truncated = |lane| Change { table: "side".into(), key: lane, op: Op::Truncate, version: 0 };
-    let committed = vec![truncated(0), truncated(1)];
-    let first = event(100, 0, 1, truncated(0));
-    let second = Event { id: Position { k: 1, ..id(100) }, ..event(100, 0, 1, truncated(1)) };
-    assert!(judge(&committed, vec![first.clone(), second]).holds());
-    assert_eq!(judge(&committed, vec![first]).lost, 1);
+fn what_concerns_a_table_is_told_once_per_lane() {
+    for op in [Op::Truncate, Op::Schema] {
+        let told = |lane| Change { table: "side".into(), key: lane, op, version: 0 };
+        let committed = vec![told(0), told(1)];
+        let first = event(100, 0, 1, told(0));
+        let second = Event { id: Position { k: 1, ..id(100) }, ..event(100, 0, 1, told(1)) };
+        assert!(judge(&committed, vec![first.clone(), second.clone()]).holds());
+        assert_eq!(judge(&committed, vec![first.clone()]).lost, 1);
+        let again = event(200, 100, 1, told(0));
+        assert_eq!(judge(&committed, vec![first, second, again]).uncommitted, 1, "a leader that forgot");
+    }
 }

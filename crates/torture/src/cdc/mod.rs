@@ -25,7 +25,7 @@ use tenure_clock::Entropy;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::faults::World;
-use self::fleet::Site;
+use self::fleet::{Leadership, Site};
 
 /// Longer than anything takes on a slow machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -44,6 +44,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "S")]
     seed: Option<u64>,
 
+    /// How processes agree who leads: by a lock in Postgres, or by an election on the store
+    ///
+    /// With an election, whoever is killed is missed only when its lease of ten seconds is over.
+    #[arg(long, value_enum, default_value_t = Leadership::Advisory)]
+    leadership: Leadership,
+
     /// JSON lines on standard output: one for each fault, the summary last.
     #[arg(long)]
     json: bool,
@@ -60,7 +66,7 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args) -> ExitCode {
     // Printed numbers are to be typed again: none of twenty digits.
     let seed = args.seed.unwrap_or_else(|| Entropy::system().below(1_000_000));
-    eprintln!("torture cdc: {} kills, seed {seed}", args.kills);
+    eprintln!("torture cdc: {} kills, leadership by {}, seed {seed}", args.kills, args.leadership.name());
     let ended = tokio::select! {
         ended = Box::pin(carry_out(&args, seed)) => ended,
         interrupted = interrupted() => match interrupted {
@@ -98,7 +104,7 @@ async fn interrupted() -> Result<()> {
 async fn carry_out(args: &Args, seed: u64) -> Result<bool> {
     let tenure = tenure(args)?;
     let folder = tempfile::Builder::new().prefix("tenure-torture-").tempdir().context("make a folder")?;
-    let site = Site { tenure, folder: open_to_postgres(&folder)? };
+    let site = Site { tenure, folder: open_to_postgres(&folder)?, leadership: args.leadership };
     let mut world = World::build(site, seed, args.json).await?;
     let ran = Box::pin(world.run(args.kills as usize)).await;
     // Whatever happened, nothing that we started stays.

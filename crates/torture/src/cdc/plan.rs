@@ -11,6 +11,10 @@ pub(crate) enum Fault {
     KillInSpill,
     /// SIGTERM, and SIGKILL a moment later.
     KillInHandover,
+    /// SIGKILL to a leader, and a table gets other columns before the next one leads.
+    KillInAlter,
+    /// A table gets other columns.
+    Alter,
     /// SIGTERM: a planned handover.
     Handover,
     /// SIGSTOP to the leader until another leads, then SIGCONT.
@@ -29,6 +33,8 @@ impl Fault {
             Self::Kill => "kill",
             Self::KillInSpill => "kill in spill",
             Self::KillInHandover => "kill in handover",
+            Self::KillInAlter => "kill in alter",
+            Self::Alter => "alter",
             Self::Handover => "handover",
             Self::Pause => "pause",
             Self::PostgresCrash => "postgres crash",
@@ -40,7 +46,7 @@ impl Fault {
     /// Whether a leader is killed.
     #[cfg(test)]
     const fn is_kill(self) -> bool {
-        matches!(self, Self::Kill | Self::KillInSpill | Self::KillInHandover)
+        matches!(self, Self::Kill | Self::KillInSpill | Self::KillInHandover | Self::KillInAlter)
     }
 }
 
@@ -52,9 +58,12 @@ pub(crate) fn plan(kills: usize, entropy: &Entropy) -> Vec<Fault> {
     // One of each at least, as far as there are kills to give.
     let in_spill = share(8).min(kills.saturating_sub(1));
     let in_handover = share(10).min(kills.saturating_sub(1 + in_spill));
+    let in_alter = share(8).min(kills.saturating_sub(1 + in_spill + in_handover));
     add(Fault::KillInSpill, in_spill);
+    add(Fault::KillInAlter, in_alter);
     add(Fault::KillInHandover, in_handover);
-    add(Fault::Kill, kills - in_spill - in_handover);
+    add(Fault::Kill, kills - in_spill - in_handover - in_alter);
+    add(Fault::Alter, share(10));
     add(Fault::Handover, share(8));
     add(Fault::Pause, share(25));
     add(Fault::PostgresCrash, share(10));
@@ -75,8 +84,14 @@ mod tests {
         for kills in [1, 2, 3, 10, 100, 357] {
             let faults = plan(kills, &Entropy::seeded(1));
             assert_eq!(faults.iter().filter(|fault| fault.is_kill()).count(), kills);
-            let others =
-                [Fault::Handover, Fault::Pause, Fault::PostgresCrash, Fault::Reshard, Fault::KillStandby];
+            let others = [
+                Fault::Alter,
+                Fault::Handover,
+                Fault::Pause,
+                Fault::PostgresCrash,
+                Fault::Reshard,
+                Fault::KillStandby,
+            ];
             assert!(others.iter().all(|fault| faults.contains(fault)), "{kills}");
         }
     }

@@ -115,13 +115,13 @@ impl Reader {
 fn change(json: &Json, lane: u16) -> Option<Change> {
     let op = Op::read(json["op"].as_str()?)?;
     let key = match op {
-        Op::Truncate => lane.into(),
+        Op::Truncate | Op::Schema => lane.into(),
         // A table whose whole rows are its identity has no key of its own in the event.
         _ => ["key", "after", "before"].iter().find_map(|part| json[part]["id"].as_i64()).unwrap_or(0),
     };
     let version = match op {
         Op::Insert | Op::Update => json["after"]["version"].as_i64()?,
-        Op::Delete | Op::Truncate => 0,
+        Op::Delete | Op::Truncate | Op::Schema => 0,
     };
     Some(Change { table: json["table"].as_str()?.into(), key, op, version })
 }
@@ -144,6 +144,8 @@ mod tests {
         assert_eq!(change(&told, 3), Some(items(Op::Delete, 5, 0)), "known by its whole row");
         let told = json!({"op": "truncate", "table": "items"});
         assert_eq!(change(&told, 3), Some(items(Op::Truncate, 3, 0)));
+        let told = json!({"op": "schema", "table": "items", "columns": []});
+        assert_eq!(change(&told, 3), Some(items(Op::Schema, 3, 0)));
         let told = json!({"op": "insert", "table": "items", "after": {"version": 1}});
         assert_eq!(change(&told, 3), Some(items(Op::Insert, 0, 1)), "a table without a key");
         assert_eq!(change(&json!({"op": "update", "table": "items", "key": {"id": 5}}), 3), None);

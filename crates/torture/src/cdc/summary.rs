@@ -35,6 +35,12 @@ pub(crate) struct Summary {
     // Beyond the contract.
     pub(crate) kills_in_spill: usize,
     pub(crate) kills_in_handover: usize,
+    /// Right before a table got other columns.
+    pub(crate) kills_in_alter: usize,
+    /// How often a table got other columns.
+    pub(crate) alters: usize,
+    /// `advisory` or `store`.
+    pub(crate) leadership: &'static str,
     pub(crate) standby_kills: usize,
     /// Planned ones, all in good order.
     pub(crate) handovers: usize,
@@ -90,6 +96,7 @@ impl Summary {
             && self.throttles > 0
             && self.lost_replies > 0
             && self.reshards > 0
+            && self.alters > 0
     }
 
     pub(crate) const fn holds(&self) -> bool {
@@ -101,7 +108,7 @@ impl Summary {
             eprintln!("  {example}");
         }
         eprintln!(
-            "torture cdc: {} after {} kills ({} in spill, {} in handover), {} Postgres crashes, {} pauses, {} reshards, \
+            "torture cdc: {} after {} kills ({} in spill, {} in handover), {} Postgres crashes, {} pauses, {} reshards, {} alters, \
              {} planned handovers, {} throttles, {} lost replies: {} committed, {} published ({} in quarantine), \
              {} lost, {} copies, {} without identity, {} out of order, {} after handovers; failover p50 {} ms, p99 {} ms; \
              seed {}, {} s",
@@ -112,6 +119,7 @@ impl Summary {
             self.pg_crashes,
             self.pauses,
             self.reshards,
+            self.alters,
             self.handovers,
             self.throttles,
             self.lost_replies,

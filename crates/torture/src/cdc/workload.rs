@@ -272,6 +272,21 @@ pub(crate) fn delete(table: &str, first: u64, last: u64) -> String {
     )
 }
 
+/// Gives a table a column more, or takes that away again. A row follows in the same transaction, so that readers are
+/// told at once; but not of a table that nobody has seen before.
+pub(crate) fn alter(table: &str, wider: bool, key: u64) -> String {
+    let change = if wider { "ADD COLUMN more bigint" } else { "DROP COLUMN more" };
+    format!(
+        "BEGIN;
+         ALTER TABLE {table} {change};
+         INSERT INTO ledger (name, id, op) SELECT '{table}', 0, 'schema'
+         WHERE EXISTS (SELECT FROM ledger WHERE name = '{table}');
+         {};
+         COMMIT",
+        insert(table, key, key, "'a'")
+    )
+}
+
 /// Gives a row another key, if that is free: a delete of the one and an insert of the other. Where the whole row is
 /// the identity there is no key to change, and it is an update.
 fn change_key(table: &str, from: u64, to: u64) -> String {
@@ -288,7 +303,7 @@ fn change_key(table: &str, from: u64, to: u64) -> String {
     )
 }
 
-/// What was committed, in the order of each key's commits; a truncation once for each lane.
+/// What was committed, in the order of each key's commits; what concerns a table, once for each lane.
 pub(crate) async fn committed(client: &Client, lanes: u16) -> Result<Vec<Change>> {
     let rows = client
         .query("SELECT name, id, op, version FROM ledger ORDER BY moment", &[])
@@ -300,11 +315,10 @@ pub(crate) async fn committed(client: &Client, lanes: u16) -> Result<Vec<Change>
         let op = Op::read(row.get(2)).context("the ledger has an operation that nobody wrote")?;
         let version = row.get::<_, Option<i64>>(3).unwrap_or(0);
         let change = Change { table: name.into(), key, op, version };
-        match op {
-            Op::Truncate => {
-                changes.extend((0..lanes).map(|lane| Change { key: lane.into(), ..change.clone() }))
-            }
-            _ => changes.push(change),
+        if op.is_on_all_lanes() {
+            changes.extend((0..lanes).map(|lane| Change { key: lane.into(), ..change.clone() }));
+        } else {
+            changes.push(change);
         }
     }
     Ok(changes)

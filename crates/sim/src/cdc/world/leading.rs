@@ -13,6 +13,7 @@ use super::{Happening, Run, World, narrow};
 use crate::calendar::SECOND;
 use crate::cdc::checkers::Rule;
 use crate::cdc::pipeline::{Pipeline, Setup};
+use crate::cdc::shard_meter::ShardMeter;
 use crate::cdc::source::SLOT;
 use crate::scenario::name;
 
@@ -251,6 +252,7 @@ impl<P: Pipeline> World<'_, P> {
             told: Lsn(0),
             stopping: false,
             under: vec![0; lanes],
+            meter: ShardMeter::default(),
             sent: vec![None; lanes],
             row_at: self.now,
             row_events: 0,

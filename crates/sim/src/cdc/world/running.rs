@@ -164,6 +164,9 @@ impl<P: Pipeline> World<'_, P> {
         let leads = self.nodes[index].until > self.now;
         let now = self.monotonic(index, self.now);
         let mut dead = false;
+        if run.pipeline.asks_for_shards(now) {
+            self.tell_shards(index, &mut run);
+        }
         while let Some(task) = run.pipeline.poll(now, leads) {
             if !self.carry_out(index, &mut run, task) {
                 dead = true;
@@ -205,6 +208,16 @@ impl<P: Pipeline> World<'_, P> {
         let wake =
             wakes.into_iter().flatten().min().map_or(u64::MAX, |at| at.as_nanos().saturating_sub(origin));
         self.set_timer(index, wake.min(self.nodes[index].until));
+    }
+
+    /// The stream says which shards there are, or is not reached.
+    fn tell_shards(&self, index: usize, run: &mut Run<P>) {
+        let reached = self.nodes[index].cut[Service::Stream as usize] == 0 && self.stream_outages == 0;
+        let open = if reached { self.stream.open_shards() } else { Vec::new() };
+        run.pipeline.shards(&open);
+        if reached {
+            run.meter.learn(self.now, open);
+        }
     }
 
     /// Whether there is something to take in, and room.
@@ -255,6 +268,8 @@ impl<P: Pipeline> World<'_, P> {
         let Some((first, _)) = Event::read(&record.data) else { return };
         let lane = usize::from(first.lane.0);
         run.under[lane] += 1;
+        let verdict = run.meter.send(self.now, record, &self.plan.settings);
+        self.check(Rule::ShardRate, verdict.map_err(|what| format!("{}: {what}", name(index))));
         if run.under[lane] > 1 {
             let what = format!("{} has two records of lane {lane} under way", name(index));
             self.check(Rule::OneUnderWay, Err(what));

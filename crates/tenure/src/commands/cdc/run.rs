@@ -82,6 +82,14 @@ pub(super) struct Args {
     #[arg(long, value_name = "DURATION")]
     linger: Option<String>,
 
+    /// Most records that a shard of the stream is sent in a second, 0 for no limit [default: as the stream says]
+    #[arg(long, value_name = "N")]
+    shard_records_per_s: Option<String>,
+
+    /// Most bytes of them, 0 for no limit [default: as the stream says]
+    #[arg(long, value_name = "SIZE")]
+    shard_bytes_per_s: Option<String>,
+
     /// Where large transactions wait for their commit [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
     spill: Option<String>,
@@ -146,6 +154,8 @@ impl Args {
                 flag("--inflight-events", "cdc.inflight_events", self.inflight_events.as_ref()),
                 flag("--inflight-bytes", "cdc.inflight_bytes", self.inflight_bytes.as_ref()),
                 flag("--linger", "cdc.linger", self.linger.as_ref()),
+                flag("--shard-records-per-s", "cdc.shard_records_per_s", self.shard_records_per_s.as_ref()),
+                flag("--shard-bytes-per-s", "cdc.shard_bytes_per_s", self.shard_bytes_per_s.as_ref()),
                 flag("--spill", "cdc.spill", self.spill.as_ref()),
                 flag("--spill-max", "cdc.spill_max", self.spill_max.as_ref()),
                 flag("--no-aggregation", "cdc.aggregation", self.no_aggregation.then_some(&no)),
@@ -255,6 +265,8 @@ fn settings(context: &Context, lanes: Lanes) -> anyhow::Result<PipelineSettings>
     settings.publisher.inflight_events_max = cdc.inflight_events.0.0 as usize;
     settings.publisher.inflight_bytes_max = usize::try_from(cdc.inflight_bytes.0.0).unwrap_or(usize::MAX);
     settings.publisher.linger = cdc.linger.0;
+    settings.publisher.shard_records_per_s = cdc.shard_records_per_s.map(|amount| amount.0.0.into());
+    settings.publisher.shard_bytes_per_s = cdc.shard_bytes_per_s.map(|size| size.0.0);
     let directory = cdc.spill.clone().unwrap_or_else(|| settings.spill.directory.clone());
     if !directory.is_dir() {
         return Err(misuse(format!(

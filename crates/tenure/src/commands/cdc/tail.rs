@@ -199,7 +199,7 @@ impl<'a> Machine<'a> {
         let origin = Origin { source: "tail".into(), era: Era(1), lanes: one, leader: 0 };
         // A line may be as long as a row.
         let room = usize::MAX / 4;
-        let limits = Limits { records_per_put_max: 500, bytes_per_put_max: room, bytes_per_record_max: room };
+        let limits = Limits { bytes_per_put_max: room, bytes_per_record_max: room, ..Limits::default() };
         let settings = PublisherSettings {
             framing: Framing::Lines,
             linger: Duration::ZERO,

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use serde_json::json;
 use tenure_cdc::server;
+use tenure_cdc::shapes::shapes_key;
 use tenure_store::{Condition, StoreExt as _, Written};
 
 use super::destination::Place;
@@ -90,8 +91,14 @@ pub(super) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         store.delete(context.by(), table, key, Condition::Always).await.context("remove a status row")?;
         say(context, "status row", "removed", &process.instance)?;
     }
+    let checkpoint = place.checkpoint(context);
+    let shapes = shapes_key(&checkpoint);
+    store
+        .delete(context.by(), table, shapes, Condition::Always)
+        .await
+        .context("remove the tables' shapes")?;
     // Its era stays, so that a pipeline that is set up again under this name does not repeat it.
-    let ended = store.write(context.by(), &place.checkpoint(context).tear_down()).await;
+    let ended = store.write(context.by(), &checkpoint.tear_down()).await;
     let outcome = match ended.context("end the checkpoint row")? {
         Written::Applied(_) => "ended",
         Written::Refused(_) => "absent",
