@@ -4,9 +4,19 @@
 //! shard's records. This crate keeps leases: it takes, renews, hands over and gives back. It does not read
 //! records; that is the consumer's part, which gets a [`Holding`] for every lease that is held.
 
+mod attempt;
 pub mod holding;
 mod lease;
+pub mod lineage;
+pub mod machine;
+pub mod plan;
+pub mod rows;
+mod settings;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
+pub use attempt::{Attempt, Note, Presence};
 pub use holding::{Ending, Holding};
 pub use lease::{Checkpoint, Lease, LeaseKey, WorkerId};
+pub use settings::{Balance, COORDINATION_TABLE, InitialPosition, Settings, Timing};
 pub use tenure_backend::{Env, Error, Kind, Result};
