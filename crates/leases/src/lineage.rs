@@ -175,6 +175,7 @@ impl<'a> Stream<'a> {
             };
             chores.create.push(lease);
         }
+        chores.create.sort_by(|one, two| one.key.cmp(&two.key));
     }
 
     fn fresh(&self, shard: &Shard, checkpoint: Checkpoint) -> Lease {
