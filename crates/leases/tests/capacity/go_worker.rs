@@ -62,7 +62,7 @@ async fn a_go_workers_put_is_noticed_and_lived_with() {
     world.pass(60).await;
     assert_eq!(world.coordinator().await, (30, 1, 30));
     assert!(go_starts(&world, "go", (30, 1), (30, 3, 10), "2025-11-19T10:01:00Z").await);
-    world.pass(10).await;
+    world.pass(6).await;
     assert_eq!(a.cap().borrow().value, 10, "its row is respected at once");
     world.pass(60).await;
     assert_eq!(world.coordinator().await, (30, 1, 30), "until the leader has seen for long enough who lives");
@@ -78,7 +78,7 @@ async fn a_go_worker_of_our_own_name_is_told_apart() {
     world.pass(30).await;
     go_starts(&world, "a", (30, 1), (30, 3, 10), "2025-11-19T10:00:30Z").await;
     assert_eq!(world.row("a").await.unwrap().get("expires_at"), None, "wiped");
-    world.pass(31).await;
+    world.pass(6).await;
     assert_eq!(a.alarms(), [Alarm::DuplicateWorker { incarnation: None }]);
     assert!(world.row("a").await.unwrap().integer("expires_at").is_some(), "ours are beside its own again");
     world.pass(60).await;
