@@ -775,12 +775,15 @@ struct Task {
     adjuster: Adjuster,
     fleet: Fleet,
     heartbeat_due: Monotonic,
+    /// When to ask again for a count that was unknown.
+    census_due: Monotonic,
 }
 
 impl Task {
     fn new(inner: Arc<Inner>) -> Self {
-        let heartbeat_due = inner.clock.monotonic() + inner.settings.heartbeat;
-        Self { adjuster: Adjuster::default(), fleet: inner.new_fleet(), heartbeat_due, inner }
+        let due = inner.clock.monotonic() + inner.settings.heartbeat;
+        let (adjuster, fleet) = (Adjuster::default(), inner.new_fleet());
+        Self { inner, adjuster, fleet, heartbeat_due: due, census_due: due }
     }
 
     async fn run(mut self, mut stopped: watch::Receiver<bool>) {
@@ -805,9 +808,10 @@ impl Task {
 
     async fn tick(&mut self, place: &Place) -> Result<()> {
         let unknown = matches!(self.inner.lock().count, Some(Count::Unknown(_)));
-        let due = self.inner.clock.monotonic() >= self.heartbeat_due;
-        if unknown && due {
+        let now = self.inner.clock.monotonic();
+        if unknown && now >= self.census_due {
             // Perhaps it can be told by now.
+            self.census_due = now + self.inner.settings.heartbeat;
             let target = self.inner.open(place).await?;
             self.inner.save(place, target).await?;
         }
@@ -822,7 +826,7 @@ impl Task {
             }
         }
         self.inner.publish();
-        self.keep_own_row(place, due).await
+        self.keep_own_row(place).await
     }
 
     /// Reads the coordinator row. False if it cannot be read, and so must not be written over.
@@ -907,8 +911,9 @@ impl Task {
     }
 
     /// Says that this worker lives, and what it goes by.
-    async fn keep_own_row(&mut self, place: &Place, due: bool) -> Result<()> {
+    async fn keep_own_row(&mut self, place: &Place) -> Result<()> {
         let inner = self.inner.clone();
+        let due = inner.clock.monotonic() >= self.heartbeat_due;
         let (target, saved, duplicate) = {
             let state = inner.lock();
             let target = Inner::stored(&state).map(|(_, target)| target);
