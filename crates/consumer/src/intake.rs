@@ -56,6 +56,15 @@ pub(crate) struct Counts {
     pub(crate) elsewhere: u64,
 }
 
+impl Sorted {
+    /// Leaves out the record at `index` and all after it.
+    pub(crate) fn cut(&mut self, index: usize) {
+        self.records.truncate(index);
+        self.steps.retain(|(upto, _)| *upto as usize <= index);
+        self.end = self.records.last().map(Delivered::place);
+    }
+}
+
 impl Intake {
     pub(crate) fn new(opening: &Opening, range: HashRange, on_damaged: OnDamaged, accept_loss: bool) -> Self {
         Self {

@@ -71,6 +71,33 @@ pub enum Start {
     Parents(Vec<Marks>),
 }
 
+/// Where an operator wants a shard to be read from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum SeekTo {
+    /// The oldest record that is kept.
+    TrimHorizon,
+    /// What comes from now on.
+    Latest,
+    /// The first record that arrived then or later.
+    Timestamp(WallTime),
+    /// This record.
+    Sequence(SequenceNumber),
+}
+
+impl SeekTo {
+    /// There, knowing nothing of what came before.
+    #[must_use]
+    pub fn opening(&self) -> Opening {
+        let position = match self {
+            Self::TrimHorizon => Position::TrimHorizon,
+            Self::Latest => Position::Latest,
+            Self::Timestamp(moment) => Position::AtTimestamp(*moment),
+            Self::Sequence(sequence) => Position::At(sequence.clone()),
+        };
+        Opening { position, skip: None, expect: None, dedup: Dedup::unknown(), doubt: None }
+    }
+}
+
 impl Opening {
     /// From the lease and what the processor says. `None`: the shard was read to its end.
     ///
