@@ -19,7 +19,6 @@ pub mod pgoutput;
 mod pipeline;
 pub mod progress;
 pub mod publisher;
-pub mod quarantine;
 #[cfg(test)]
 mod seed_errors_test;
 pub mod server;
@@ -33,3 +32,6 @@ pub mod start;
 pub mod table;
 pub mod transport;
 mod value;
+
+/// What does not fit in the stream.
+pub use tenure_quarantine as quarantine;

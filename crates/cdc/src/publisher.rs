@@ -31,6 +31,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tenure_backend::Kind;
 use tenure_clock::{Entropy, Monotonic};
+pub use tenure_quarantine::Parked;
 use tenure_stream::identity::{Era, Floor, Lane, Lanes, Lsn, Position};
 use tenure_stream::{HashKey, Limits, Put, Record};
 
@@ -103,15 +104,6 @@ pub struct Offer<'a> {
     pub bytes: &'a [u8],
     /// What must be stored before `bytes` may be sent.
     pub parked: Option<Parked>,
-}
-
-/// Something that does not fit in the stream, and is stored beside it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Parked {
-    /// Its content.
-    pub content: Bytes,
-    /// Why it cannot be published as it is; `None` if it is only too large.
-    pub reason: Option<Arc<str>>,
 }
 
 /// What is to be done next.

@@ -302,6 +302,124 @@ impl Header<'_> {
     }
 }
 
+impl<'a> Header<'a> {
+    /// Reads the object as [`Header::write_json`] writes it, at the beginning of `bytes`. Also says how many
+    /// bytes it takes.
+    ///
+    /// `None` if it is anything else, and that may still be the same object in another form: with spaces, or
+    /// with its members in another order. Readers meet every event, so this one knows a single form.
+    #[must_use]
+    pub fn read_json(bytes: &'a [u8]) -> Option<(Self, usize)> {
+        let mut scan = Scan { rest: bytes };
+        scan.text(br#"{"v":1,"source":""#)?;
+        let source = scan.source()?;
+        scan.text(br#"","id":""#)?;
+        let id = scan.position()?;
+        scan.text(br#"","lane":"#)?;
+        let lane = Lane(scan.decimal(u16::MAX.into())? as u16);
+        scan.text(br#","lanes":"#)?;
+        let lanes = Lanes::new(scan.decimal(u16::MAX.into())? as u16)?;
+        let prev = match scan.text(br#","prev":""#) {
+            None => None,
+            Some(()) => {
+                let prev = scan.position()?;
+                scan.text(br#"""#)?;
+                Some(prev)
+            }
+        };
+        scan.text(br#","floor":""#)?;
+        let floor = Floor { era: scan.era()?, below: scan.lsn()? };
+        scan.text(br#"","leader":"#)?;
+        let leader = scan.decimal(u64::MAX)?;
+        scan.text(b"}")?;
+        if lane.0 >= lanes.0 {
+            return None;
+        }
+        Some((Self { source, id, lane, lanes, prev, floor, leader }, bytes.len() - scan.rest.len()))
+    }
+}
+
+/// What is left to read of a header.
+struct Scan<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Scan<'a> {
+    #[inline]
+    fn text<const N: usize>(&mut self, text: &[u8; N]) -> Option<()> {
+        self.rest = self.rest.strip_prefix(text)?;
+        Some(())
+    }
+
+    fn source(&mut self) -> Option<&'a str> {
+        let end = self.rest.iter().take(SOURCE_BYTES_MAX + 1).position(|byte| *byte == b'"')?;
+        let source = std::str::from_utf8(&self.rest[..end]).ok()?;
+        check_source(source).ok()?;
+        self.rest = &self.rest[end..];
+        Some(source)
+    }
+
+    /// Digits without zeros in front.
+    #[inline]
+    fn decimal(&mut self, max: u64) -> Option<u64> {
+        let mut number: u64 = 0;
+        let mut digits = 0;
+        while let Some(digit) = self.rest.get(digits).map(|byte| byte.wrapping_sub(b'0')).filter(|d| *d < 10)
+        {
+            number = number.checked_mul(10)?.checked_add(digit.into())?;
+            digits += 1;
+        }
+        let plain = digits == 1 || digits > 1 && self.rest[0] != b'0';
+        self.rest = &self.rest[digits..];
+        (plain && number <= max).then_some(number)
+    }
+
+    #[inline]
+    fn era(&mut self) -> Option<Era> {
+        let era = Era(self.decimal(u32::MAX.into())? as u32);
+        self.text(b":")?;
+        Some(era)
+    }
+
+    #[inline]
+    fn position(&mut self) -> Option<Position> {
+        let era = self.era()?;
+        let commit = self.lsn()?;
+        self.text(b":")?;
+        let change = self.lsn()?;
+        self.text(b":")?;
+        let k = self.decimal(u32::MAX.into())? as u32;
+        Some(Position { era, commit, change, k })
+    }
+
+    #[inline]
+    fn lsn(&mut self) -> Option<Lsn> {
+        let high = self.hex()?;
+        self.text(b"/")?;
+        let low = self.hex()?;
+        Some(Lsn(u64::from(high) << 32 | u64::from(low)))
+    }
+
+    /// One to eight digits.
+    #[inline]
+    fn hex(&mut self) -> Option<u32> {
+        let mut number: u32 = 0;
+        let mut digits = 0;
+        while digits < 9 {
+            let digit = match self.rest.get(digits) {
+                Some(byte @ b'0'..=b'9') => byte - b'0',
+                Some(byte @ b'A'..=b'F') => byte - b'A' + 10,
+                Some(byte @ b'a'..=b'f') => byte - b'a' + 10,
+                _ => break,
+            };
+            number = number << 4 | u32::from(digit);
+            digits += 1;
+        }
+        self.rest = &self.rest[digits..];
+        (1..=8).contains(&digits).then_some(number)
+    }
+}
+
 /// Room for everything in a header but its source: on the stack, so that no step asks whether there is room left.
 struct Line {
     bytes: [u8; Self::BYTES],
@@ -358,13 +476,15 @@ impl Line {
     }
 }
 
+const SOURCE_BYTES_MAX: usize = 64;
+
 /// Checks the name of a source: 1 to 64 of letters, digits, `.`, `_` and `-`.
 ///
 /// # Errors
 /// `Invalid` if it is another text.
 pub fn check_source(name: &str) -> tenure_backend::Result<()> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if (1..=64).contains(&name.len()) && name.bytes().all(plain) {
+    if (1..=SOURCE_BYTES_MAX).contains(&name.len()) && name.bytes().all(plain) {
         return Ok(());
     }
     Err(tenure_backend::Error::invalid(format!(
@@ -506,6 +626,43 @@ mod tests {
                     r#"{{"v":1,"source":"s","id":"{id}","lane":{lane},"lanes":1024,"prev":"{id}","floor":"{floor}","leader":{leader}}}"#
                 )
             );
+        }
+
+        #[test]
+        fn a_header_is_read_back_from_its_own_form(
+            a in (any::<u32>(), any::<u64>(), any::<u64>(), any::<u32>()),
+            (shift, below, leader, lane) in (0_u32..64, any::<u64>(), any::<u64>(), 0_u16..1024),
+            with_prev: bool,
+        ) {
+            let id = position(a.0, a.1 >> shift, a.2 >> shift, a.3);
+            let prev = with_prev.then(|| position(a.0, a.2, a.1, a.3));
+            let floor = Floor { era: Era(a.0), below: Lsn(below >> shift) };
+            let (lane, lanes) = (Lane(lane), Lanes::default());
+            let header = Header { source: "shop-1", id, lane, lanes, prev, floor, leader };
+            let mut out = Vec::new();
+            header.write_json(&mut out);
+            let bytes = out.len();
+            out.extend_from_slice(b",\"op\":\"insert\"}");
+            prop_assert_eq!(Header::read_json(&out), Some((header, bytes)));
+            for cut in 0..bytes {
+                prop_assert_eq!(Header::read_json(&out[..cut]), None);
+            }
+        }
+
+        #[test]
+        fn damage_never_panics_and_is_never_another_header(at in 0_usize..100, byte: u8) {
+            let mut out = Vec::new();
+            let id = position(1, 0x16_B374_D848, 0x16_B374_C2A0, 0);
+            let floor = Floor { era: Era(1), below: Lsn(16) };
+            Header { source: "s", id, lane: Lane(7), lanes: Lanes::default(), prev: None, floor, leader: 4 }
+                .write_json(&mut out);
+            let at = at % out.len();
+            out[at] = byte;
+            if let Some((header, bytes)) = Header::read_json(&out) {
+                let mut again = Vec::new();
+                header.write_json(&mut again);
+                prop_assert!(again.eq_ignore_ascii_case(&out[..bytes]), "{}", String::from_utf8_lossy(&out));
+            }
         }
 
         #[test]

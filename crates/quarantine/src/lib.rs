@@ -9,27 +9,36 @@
 //! on every replay and from every leader, because it does not hold what differs between them: the event's
 //! `tenure` object travels in its pointer. So writing it twice changes nothing.
 
+mod chunks;
+mod dead_letters;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use sha2::{Digest as _, Sha256};
 use tenure_backend::{Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, WallTime};
-use tenure_store::{Condition, Item, Key, Query, Store, StoreExt as _, Value};
+use tenure_store::{Condition, Item, Key, Query, Store, StoreExt as _};
 use tenure_stream::HashKey;
 use tenure_stream::identity::Position;
 
-use crate::publisher::Parked;
+use crate::chunks::Chunks;
+pub use crate::chunks::sha256;
+pub use crate::dead_letters::{DEAD_LETTERS_TABLE, DeadLetter, DeadLetterKey, DeadLetters};
 
 /// The table, unless told otherwise.
 pub const TABLE: &str = "tenure_quarantine";
-/// Fits in a row of every store, with its key and all.
-const CHUNK_BYTES_MAX: usize = 256 << 10;
-/// Most that is ever parked: as large as a value in Postgres can be, and its text twice that.
-const CHUNKS_MAX: usize = (2 << 30) / CHUNK_BYTES_MAX;
 /// How long content stays beyond the stream's own retention.
 pub const KEPT_BEYOND_RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Something that does not fit in the stream, and is stored beside it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parked {
+    /// Its content.
+    pub content: Bytes,
+    /// Why it cannot be published as it is; `None` if it is only too large.
+    pub reason: Option<Arc<str>>,
+}
 
 /// Keeps what does not fit.
 #[derive(Debug, Clone)]
@@ -72,7 +81,7 @@ impl Quarantine {
     /// # Errors
     /// As the store's.
     pub async fn prepare(&self, by: Monotonic) -> Result<()> {
-        self.store.ensure_table(by, &tenure_election::table_spec(TABLE)).await
+        self.store.ensure_table(by, &chunks::table_spec(TABLE)).await
     }
 
     /// Stores content durably under its identity. `hash_key` is that of its lane.
@@ -85,16 +94,7 @@ impl Quarantine {
     pub async fn store(&self, by: Monotonic, id: Position, hash_key: HashKey, parked: &Parked) -> Result<()> {
         let expires =
             self.clock.wall().as_seconds() + i64::try_from(self.kept.as_secs()).unwrap_or(i64::MAX / 2);
-        let chunks = parked.content.chunks(CHUNK_BYTES_MAX);
-        let count = u32::try_from(chunks.len()).unwrap_or(u32::MAX);
-        for (number, chunk) in chunks.enumerate() {
-            let item = Item::new()
-                .with("pk", self.chunks_pk(id))
-                .with("sk", chunk_sk(number))
-                .with("data", Value::B(chunk.to_vec()))
-                .with("ttl", expires);
-            self.put(by, item).await?;
-        }
+        let count = self.chunks(id).store(by, &parked.content, expires).await?;
         let mut manifest = Item::new()
             .with("pk", self.manifests_pk())
             .with("sk", id.to_string())
@@ -143,22 +143,8 @@ impl Quarantine {
     /// # Errors
     /// `Corrupt` if it is not what the manifest says.
     pub async fn content(&self, by: Monotonic, manifest: &Manifest) -> Result<Bytes> {
-        let mut content = Vec::new();
-        if manifest.chunks as usize > CHUNKS_MAX {
-            return Err(corrupt(manifest, "has more chunks than there can be"));
-        }
-        for number in 0..manifest.chunks as usize {
-            let key = Key::new("pk", self.chunks_pk(manifest.id)).and("sk", chunk_sk(number));
-            let found = self.store.get(by, TABLE, &key).await?;
-            match found.as_ref().and_then(|item| item.get("data")) {
-                Some(Value::B(chunk)) => content.extend_from_slice(chunk),
-                _ => return Err(corrupt(manifest, &format!("lacks chunk {number}"))),
-            }
-        }
-        if content.len() as u64 != manifest.bytes || sha256(&content) != manifest.sha256 {
-            return Err(corrupt(manifest, "does not match its checksum"));
-        }
-        Ok(content.into())
+        let what = format!("the quarantined event {}", manifest.id);
+        self.chunks(manifest.id).load(by, &what, manifest.chunks, manifest.bytes, &manifest.sha256).await
     }
 
     /// Forgets an event: the manifest first, so that nobody finds half of it.
@@ -167,11 +153,7 @@ impl Quarantine {
     /// As the store's.
     pub async fn drop_event(&self, by: Monotonic, manifest: &Manifest) -> Result<()> {
         self.store.delete(by, TABLE, self.manifest_key(manifest.id), Condition::Always).await?;
-        for number in 0..manifest.chunks as usize {
-            let key = Key::new("pk", self.chunks_pk(manifest.id)).and("sk", chunk_sk(number));
-            self.store.delete(by, TABLE, key, Condition::Always).await?;
-        }
-        Ok(())
+        self.chunks(manifest.id).delete(by, manifest.chunks).await
     }
 
     /// How a pointer names the place.
@@ -189,8 +171,8 @@ impl Quarantine {
         format!("QUARANTINE#{}", self.source)
     }
 
-    fn chunks_pk(&self, id: Position) -> String {
-        format!("QUARANTINE#{}#{id}", self.source)
+    fn chunks(&self, id: Position) -> Chunks<'_> {
+        Chunks { store: &*self.store, table: TABLE, pk: format!("QUARANTINE#{}#{id}", self.source) }
     }
 
     fn manifest_key(&self, id: Position) -> Key {
@@ -224,13 +206,9 @@ impl Manifest {
 /// In how many rows content is stored, its manifest included.
 #[must_use]
 pub fn rows_of(parked: &Parked) -> u32 {
-    u32::try_from(parked.content.len().div_ceil(CHUNK_BYTES_MAX)).unwrap_or(u32::MAX).saturating_add(1)
-}
-
-/// The checksum of content, in hexadecimal.
-#[must_use]
-pub fn sha256(content: &[u8]) -> String {
-    Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect()
+    u32::try_from(parked.content.len().div_ceil(chunks::CHUNK_BYTES_MAX))
+        .unwrap_or(u32::MAX)
+        .saturating_add(1)
 }
 
 /// An event without its `tenure` object: what is the same on every replay and from every leader.
@@ -248,21 +226,14 @@ pub fn body_of(event: &[u8]) -> Bytes {
     }
 }
 
-fn chunk_sk(number: usize) -> String {
-    format!("{number:08}")
-}
-
-fn corrupt(manifest: &Manifest, what: &str) -> Error {
-    Error::new(Kind::Corrupt, format!("the quarantined event {} {what}", manifest.id))
-}
-
 #[cfg(test)]
 mod tests {
     use tenure_backend::Env;
     use tenure_clock::SystemClock;
-    use tenure_store::Memory;
+    use tenure_store::{Memory, Value};
 
     use super::*;
+    use crate::chunks::{CHUNK_BYTES_MAX, chunk_sk};
 
     const KEY: HashKey = HashKey(u128::MAX - 7);
 
@@ -309,7 +280,7 @@ mod tests {
         let parked = Parked { content: vec![7; 2 * CHUNK_BYTES_MAX].into(), reason: None };
         quarantine.store(Monotonic::NEVER, id("1"), KEY, &parked).await.unwrap();
         let manifest = quarantine.manifest(Monotonic::NEVER, id("1")).await.unwrap().unwrap();
-        let key = Key::new("pk", quarantine.chunks_pk(id("1"))).and("sk", chunk_sk(1));
+        let key = Key::new("pk", quarantine.chunks(id("1")).pk).and("sk", chunk_sk(1));
         let chunk = quarantine.store.get(Monotonic::NEVER, TABLE, &key).await.unwrap().unwrap();
         let damaged = chunk.with("data", Value::B(vec![8; CHUNK_BYTES_MAX]));
         quarantine.store.put(Monotonic::NEVER, TABLE, damaged, Condition::Always).await.unwrap();

@@ -1,0 +1,177 @@
+//! How a shard is left: handed over, stopped, lost, read to its end.
+
+use std::time::Duration;
+
+use tenure_consumer::ShardContext;
+use tenure_leases::{Checkpoint, Ending};
+use tenure_stream::HashKey;
+
+use crate::harness::{FOREVER, Recorder, World, shown};
+
+#[tokio::test]
+async fn a_planned_move_delivers_nothing_twice() {
+    for (ending, drained) in [(Ending::Handoff, "drain Handoff"), (Ending::Stop, "drain Shutdown")] {
+        let mut world = World::new(1).await;
+        world.start_recorder();
+        world.grant(0).await;
+        world.put_texts(["a", "b", "c"]).await;
+        world.logged("c").await;
+        world.end(0, ending).await;
+        world.asked("give 0").await;
+        assert_eq!(world.log.take(), ["init", "a", "b", "c", drained]);
+        // The checkpoint first, and then the lease.
+        assert_eq!(world.history(), ["checkpoint 4.0", "give 0"]);
+
+        world.put_texts(["d"]).await;
+        world.start_recorder();
+        world.grant(0).await;
+        world.logged("d").await;
+        assert_eq!(world.log.take(), ["init", "d"]);
+    }
+}
+
+#[tokio::test]
+async fn checkpoints_are_stored_while_work_goes_on() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put_texts(["a"]).await;
+    world.asked("checkpoint 2.0").await;
+    world.put_texts(["b", "c"]).await;
+    world.asked("checkpoint 4.0").await;
+    // Nothing new, nothing written.
+    world.pass(Duration::from_secs(5)).await;
+    assert_eq!(world.history(), ["checkpoint 2.0", "checkpoint 4.0"]);
+}
+
+#[tokio::test]
+async fn what_was_processed_after_the_last_checkpoint_comes_again_after_a_crash() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put_texts(["a"]).await;
+    world.asked("checkpoint 2.0").await;
+    world.put_texts(["b"]).await;
+    world.logged("b").await;
+    world.kill();
+    world.log.take();
+    world.start_recorder();
+    world.grant(0).await;
+    world.put_texts(["c"]).await;
+    world.logged("c").await;
+    assert_eq!(world.log.take(), ["init", "b", "c"]);
+}
+
+#[tokio::test]
+async fn a_lost_lease_cuts_off_what_is_under_way() {
+    let mut world = World::new(1).await;
+    let log = world.log.clone();
+    world.start(move |_: &ShardContext| Stuck(Recorder::new(log.clone())));
+    world.grant(0).await;
+    world.put_texts(["a", "b"]).await;
+    world.logged("begun").await;
+    world.end(0, Ending::Lost).await;
+    world.logged("lost").await;
+    world.pass(Duration::from_secs(5)).await;
+    assert_eq!(world.log.take(), ["init", "begun", "lost"]);
+    assert_eq!(world.history(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn work_that_hangs_is_seen_by_the_keeper() {
+    let mut world = World::new(1).await;
+    let log = world.log.clone();
+    world.start(move |_: &ShardContext| Stuck(Recorder::new(log.clone())));
+    world.grant(0).await;
+    world.pass(Duration::from_secs(3)).await;
+    assert_eq!(world.stuck_since(0).await, None, "nothing is under way");
+    world.put_texts(["a"]).await;
+    world.logged("begun").await;
+    let began = world.stuck_since(0).await.unwrap();
+    world.pass(Duration::from_secs(60)).await;
+    assert_eq!(world.stuck_since(0).await, Some(began), "and it does not get on");
+}
+
+/// Never gets on.
+struct Stuck(Recorder);
+
+#[async_trait::async_trait]
+impl tenure_consumer::ShardProcessor for Stuck {
+    async fn init(&mut self, shard: &ShardContext) -> Result<tenure_consumer::Start, tenure_consumer::Failure> {
+        self.0.init(shard).await
+    }
+
+    async fn process(&mut self, _: &tenure_consumer::Batch) -> Result<(), tenure_consumer::Failure> {
+        self.0.log.add("begun");
+        std::future::pending().await
+    }
+
+    async fn lost(&mut self) {
+        self.0.lost().await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_delivered_while_the_lease_is_not_valid() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    let deadline = world.env.clock.deadline(Duration::from_secs(10));
+    world.grant_until(0, deadline).await;
+    world.put_texts(["a"]).await;
+    world.logged("a").await;
+    world.pass(Duration::from_secs(11)).await;
+    world.put_texts(["b"]).await;
+    world.pass(Duration::from_secs(11)).await;
+    assert!(!world.log.has("b"));
+    world.extend(0, FOREVER).await;
+    world.logged("b").await;
+}
+
+#[tokio::test]
+async fn a_shard_ends_and_its_children_go_on() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put_texts(["a", "b"]).await;
+    world.logged("b").await;
+    let shards = world.shards().await;
+    world.stream.split(FOREVER, &shards[0].id, HashKey(1 << 127)).await.unwrap();
+    world.put_texts(["c"]).await;
+    world.asked("give 0").await;
+    assert_eq!(world.log.take(), ["init", "a", "b", "drain ShardEnd"]);
+    assert_eq!(world.checkpoint(0), Checkpoint::ShardEnd);
+    world.grant(1).await;
+    world.grant(2).await;
+    world.logged("c").await;
+    assert_eq!(world.log.take(), ["init", "init", "c"]);
+}
+
+#[tokio::test]
+async fn a_refused_checkpoint_is_stored_later_and_a_fenced_one_ends_the_shard() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.rows.lock().unwrap().refuse = vec![tenure_backend::Kind::Unavailable; 2];
+    world.put_texts(["a"]).await;
+    world.asked("checkpoint 2.0").await;
+    world.rows.lock().unwrap().refuse = vec![tenure_backend::Kind::Fenced];
+    world.put_texts(["b"]).await;
+    world.logged("lost").await;
+    assert_eq!(shown(&world.checkpoint(0)), "2.0");
+}
+
+#[tokio::test]
+async fn a_final_checkpoint_is_tried_until_it_is_stored() {
+    let mut world = World::new(1).await;
+    world.settings.checkpoint_every = None;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put_texts(["a"]).await;
+    world.logged("a").await;
+    world.pass(Duration::from_secs(30)).await;
+    assert_eq!(world.history(), Vec::<String>::new(), "only when it is asked for");
+    world.rows.lock().unwrap().refuse = vec![tenure_backend::Kind::Throttled; 3];
+    world.end(0, Ending::Stop).await;
+    world.asked("give 0").await;
+    assert_eq!(world.history(), ["checkpoint 2.0", "give 0"]);
+}

@@ -1,0 +1,1 @@
+//! What is read, where it begins, and what is not delivered.
