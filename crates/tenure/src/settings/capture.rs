@@ -29,7 +29,9 @@ pub(crate) struct Capture {
     pub(crate) inflight_bytes: Text<Size>,
     /// How long an event may wait for others to travel with. Default: `3ms`.
     pub(crate) linger: Text<Duration>,
-    /// Where large transactions wait for their commit. Default: `/var/tmp`.
+    /// Large transactions come while they run, and wait on our disk for their commit. Default: `false`.
+    pub(crate) streaming: Text<bool>,
+    /// Where those wait. Default: `/var/tmp`.
     pub(crate) spill: Option<PathBuf>,
     /// Most bytes of them. Default: `64GiB`.
     pub(crate) spill_max: Text<Size>,
@@ -57,6 +59,7 @@ impl Default for Capture {
             inflight_events: Text(Count(100_000)),
             inflight_bytes: Text(Size(12 << 20)),
             linger: Text(Duration::from_millis(3)),
+            streaming: Text(false),
             spill: None,
             spill_max: Text(Size(64 << 30)),
             aggregation: Text(true),

@@ -160,7 +160,7 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 24] = [
+pub(crate) const KEYS: [Key; 25] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
     Key { section: "election", name: "table" },
@@ -178,6 +178,7 @@ pub(crate) const KEYS: [Key; 24] = [
     Key { section: "cdc", name: "inflight_events" },
     Key { section: "cdc", name: "inflight_bytes" },
     Key { section: "cdc", name: "linger" },
+    Key { section: "cdc", name: "streaming" },
     Key { section: "cdc", name: "spill" },
     Key { section: "cdc", name: "spill_max" },
     Key { section: "cdc", name: "aggregation" },

@@ -128,7 +128,10 @@ inflight_events = 100000
 inflight_bytes = "12MiB"
 # How long an event may wait for others to travel with. Default: 3ms
 linger = "3ms"
-# Where large transactions wait for their commit, and how much of it may be used. Default: /var/tmp, 64GiB
+# Whether large transactions come while they run, and wait for their commit on our disk instead of the server's.
+# Default: false
+streaming = false
+# Where those wait, and how much of it may be used. Default: /var/tmp, 64GiB
 # spill = "/var/tmp"
 spill_max = "64GiB"
 # Several events in one record, in the aggregated format that Amazon's readers know. Default: true

@@ -82,7 +82,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "DURATION")]
     linger: Option<String>,
 
-    /// Where large transactions wait for their commit [default: /var/tmp]
+    /// Have large transactions while they run, and keep them on our disk until they commit, not on the server's
+    #[arg(long)]
+    streaming: bool,
+
+    /// Where those wait for their commit [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
     spill: Option<String>,
 
@@ -146,6 +150,7 @@ impl Args {
                 flag("--inflight-events", "cdc.inflight_events", self.inflight_events.as_ref()),
                 flag("--inflight-bytes", "cdc.inflight_bytes", self.inflight_bytes.as_ref()),
                 flag("--linger", "cdc.linger", self.linger.as_ref()),
+                flag("--streaming", "cdc.streaming", self.streaming.then_some(&yes)),
                 flag("--spill", "cdc.spill", self.spill.as_ref()),
                 flag("--spill-max", "cdc.spill_max", self.spill_max.as_ref()),
                 flag("--no-aggregation", "cdc.aggregation", self.no_aggregation.then_some(&no)),
@@ -252,6 +257,7 @@ fn settings(context: &Context, lanes: Lanes) -> anyhow::Result<PipelineSettings>
         PipelineSettings::new(source, super::slot(context)?, super::publications(context)?, lanes);
     settings.table = context.settings.election.table.as_str().into();
     settings.messages = cdc.messages.0;
+    settings.streaming = cdc.streaming.0;
     settings.publisher.inflight_events_max = cdc.inflight_events.0.0 as usize;
     settings.publisher.inflight_bytes_max = usize::try_from(cdc.inflight_bytes.0.0).unwrap_or(usize::MAX);
     settings.publisher.linger = cdc.linger.0;
