@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 
 use crate::cache::Cache;
 use crate::child;
+use crate::debezium;
 use crate::services::{Instances, Kind};
 use crate::setup;
 use crate::workspace::cargo;
@@ -48,6 +49,12 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
     let services = Instances::of(cache).up_for_this_run("bench", servers)?;
     let mut measure = program(&selection);
     services.hand_to(&mut measure);
+    if matches!(selection.subject, Subject::Cdc)
+        && !selection.embedded
+        && let Some(jars) = debezium::jars(cache)
+    {
+        measure.env(debezium::JARS, jars);
+    }
     measure.arg("--").args(selection.json.then_some("--json")).args(&selection.extra);
     let measured = child::run(&mut measure)?;
     services.down()?;

@@ -10,6 +10,7 @@
 mod bench;
 mod cache;
 mod child;
+mod debezium;
 mod demo;
 mod interrupt;
 mod planted;
