@@ -32,6 +32,8 @@ mod settings;
 mod shard_reader;
 mod shard_task;
 mod stop;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod transactional_marks;
 pub mod watermark;
 mod worker;
 

@@ -97,7 +97,10 @@ struct Stuck(Recorder);
 
 #[async_trait::async_trait]
 impl tenure_consumer::ShardProcessor for Stuck {
-    async fn init(&mut self, shard: &ShardContext) -> Result<tenure_consumer::Start, tenure_consumer::Failure> {
+    async fn init(
+        &mut self,
+        shard: &ShardContext,
+    ) -> Result<tenure_consumer::Start, tenure_consumer::Failure> {
         self.0.init(shard).await
     }
 

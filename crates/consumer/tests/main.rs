@@ -1,6 +1,8 @@
 //! The consumer with streams and leases that the tests drive by hand.
 
 mod endings;
+mod events;
 mod failures;
 mod harness;
+mod keyed;
 mod reading;
