@@ -106,6 +106,21 @@ impl World {
         }
     }
 
+    /// Another process beside this one: the same stream, store, leases and time.
+    pub(crate) fn beside(&self) -> Self {
+        Self {
+            time: self.time.clone(),
+            env: self.env.clone(),
+            stream: self.stream.clone(),
+            store: self.store.clone(),
+            settings: self.settings.clone(),
+            log: Log::default(),
+            rows: self.rows.clone(),
+            keepers: BTreeMap::new(),
+            worker: None,
+        }
+    }
+
     /// Starts a worker with this factory, in place of the one that ran.
     pub(crate) fn start(&mut self, factory: impl ProcessorFactory + 'static) {
         self.kill();

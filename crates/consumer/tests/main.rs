@@ -1,5 +1,7 @@
 //! The consumer with streams and leases that the tests drive by hand.
 
+mod effects;
+mod effects_postgres;
 mod endings;
 mod events;
 mod failures;

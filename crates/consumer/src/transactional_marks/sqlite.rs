@@ -15,23 +15,22 @@ use crate::record::Delivered;
 /// # use tenure_consumer::transactional_marks::SqliteMarks;
 /// # use tenure_consumer::{Batch, Failure, ShardContext, ShardProcessor, Start};
 /// struct Totals {
-///     db: std::sync::Mutex<Connection>,
+///     db: Connection,
 ///     marks: Option<SqliteMarks>,
 /// }
 ///
 /// #[async_trait::async_trait]
 /// impl ShardProcessor for Totals {
 ///     async fn init(&mut self, shard: &ShardContext) -> Result<Start, Failure> {
-///         let db = self.db.get_mut().unwrap();
-///         SqliteMarks::prepare(db)?;
-///         let (marks, start) = SqliteMarks::claim(db, shard)?;
+///         SqliteMarks::prepare(&self.db)?;
+///         let (marks, start) = SqliteMarks::claim(&mut self.db, shard)?;
 ///         self.marks = Some(marks);
 ///         Ok(start)
 ///     }
 ///
 ///     async fn process(&mut self, batch: &Batch) -> Result<(), Failure> {
-///         let (Some(marks), db) = (&self.marks, self.db.get_mut().unwrap()) else { return Err("no init".into()) };
-///         let applying = marks.begin(db, batch)?;
+///         let Some(marks) = &self.marks else { return Err("no init".into()) };
+///         let applying = marks.begin(&mut self.db, batch)?;
 ///         for record in applying.records() {
 ///             applying.transaction().execute("insert into totals (data) values (?1)", [&record.data[..]])?;
 ///         }
