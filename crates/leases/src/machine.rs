@@ -711,7 +711,8 @@ impl Machine {
 
     /// When my row is to be written next. A worker that holds leases is seen by its renewals.
     fn presence_at(&self) -> Monotonic {
-        if self.own.writing || self.fatal.is_some() {
+        let leaving = matches!(self.phase, Phase::Stopping { leaving: true, .. });
+        if self.own.writing || self.fatal.is_some() || leaving {
             return Monotonic::NEVER;
         }
         let Some(written) = self.own.written else { return self.own.retry_at };
@@ -721,9 +722,6 @@ impl Machine {
     }
 
     fn keep_presence(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        if let Phase::Stopping { leaving: true, .. } = self.phase {
-            return;
-        }
         if now.monotonic >= self.presence_at() {
             self.write_presence(now, None, effects);
         }

@@ -560,7 +560,7 @@ fn a_lease_given_back_unasked_is_left_to_others_first() {
         0s     a starts        -> started, got 0
         0s     b starts        -> started
         4s     a gives 0       -> done, gave 0
-        7.434s                 -> b got 0
+        8s                     -> b got 0 at=7.434s
         ",
     );
 }
@@ -571,7 +571,7 @@ fn a_lease_given_back_unasked_is_left_to_others_first() {
 /// is held, by everybody's fair share.
 #[test]
 fn random_histories_keep_the_rules_and_heal() {
-    let histories = if cfg!(debug_assertions) { 120 } else { 1000 };
+    let histories = if cfg!(debug_assertions) { 40 } else { 1000 };
     for seed in 0..histories {
         let dice = tenure_clock::Entropy::seeded(seed);
         let mut world = World::new();
