@@ -420,6 +420,11 @@ impl ShardTask {
             match attempt().await {
                 Ok(()) => return Some(()),
                 Err(error) if error.kind() == Kind::Fenced => return None,
+                // After a step back: the stored checkpoint is further, and stays.
+                Err(error) if error.kind() == Kind::Invalid => {
+                    warn!(error = %error.chain(), "the lease is left as it is");
+                    return Some(());
+                }
                 Err(error) => {
                     failures = failures.saturating_add(1);
                     warn!(error = %error.chain(), failures, "the lease could not be written; it is tried again");

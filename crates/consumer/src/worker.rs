@@ -184,8 +184,8 @@ impl WorkerHandle {
         self.site.board.tell(lease, |control| control.paused = false)
     }
 
-    /// Reads a shard from elsewhere: drains, checkpoints, and begins there. What comes next is checkpointed as
-    /// always; until then a crash forgets it.
+    /// Reads a shard from elsewhere: drains, checkpoints, and begins there. Checkpoints only go forward, so after
+    /// a step back none is stored until the old one is passed: a restart before that goes on where it was.
     ///
     /// # Errors
     /// `Invalid` if this worker does not hold it.

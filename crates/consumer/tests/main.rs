@@ -5,6 +5,7 @@ mod effects_postgres;
 mod endings;
 mod events;
 mod failures;
+mod fleet;
 mod harness;
 mod keyed;
 mod reading;
