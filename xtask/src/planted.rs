@@ -30,6 +30,8 @@ pub(crate) enum Scenario {
     Election,
     /// The publisher, its row, and where it may begin.
     Cdc,
+    /// The reader of shards: dedup, checkpoints, and what it does with a lease.
+    Consumer,
 }
 
 impl Scenario {
@@ -37,6 +39,7 @@ impl Scenario {
         match self {
             Self::Election => "election",
             Self::Cdc => "cdc",
+            Self::Consumer => "consumer",
         }
     }
 
@@ -44,6 +47,7 @@ impl Scenario {
         match self {
             Self::Election => &ELECTION,
             Self::Cdc => &CDC,
+            Self::Consumer => &CONSUMER,
         }
     }
 }
@@ -118,6 +122,26 @@ const CDC: [Bug; 27] = [
     bug("every_k_is_zero", "CP-14"),
     bug("key_change_is_update", "CP-15"),
     bug("unfit_is_left_out", "CP-16"),
+];
+
+/// In the order of the rules in `crates/consumer`.
+const CONSUMER: [Bug; 16] = [
+    bug("dedup_ignores_floor", "DD-1"),
+    bug("gap_not_judged", "DD-2"),
+    bug("zombie_is_delivered", "DD-3"),
+    bug("child_forgets_parents", "DD-4"),
+    bug("marks_of_other_lanes", "DD-4"),
+    bug("marks_of_another_checkpoint", "MK-1"),
+    bug("watermark_skips", "WM-1"),
+    bug("marks_as_read", "PG-1"),
+    bug("delivers_after_deadline", "CO-1"),
+    bug("checkpoint_as_read", "CO-2"),
+    bug("skips_whole_record", "CO-2"),
+    bug("gives_before_checkpoint", "CO-3"),
+    bug("stopped_is_read_at_once", "CO-4"),
+    bug("applies_again", "TM-1"),
+    bug("marks_without_fence", "TM-2"),
+    bug("child_forgets_rows", "TM-3"),
 ];
 
 const fn bug(name: &'static str, breaks: &'static str) -> Bug {
@@ -278,17 +302,18 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
             &["test", "--no-run", "--package", "tenure-election", "--lib", "--test", "main"],
         )?,
         Scenario::Cdc => executables(&target, &["test", "--no-run", "--package", "tenure-cdc", "--lib"])?,
+        Scenario::Consumer => executables(
+            &target,
+            &["test", "--no-run", "--package", "tenure-consumer", "--lib", "--test", "main"],
+        )?,
     };
+    if let Scenario::Consumer = scenario {
+        return Ok(vec![
+            layer("machine", &tests, "tenure_consumer", &["--quiet"])?,
+            layer("driver", &tests, "main", &["--quiet"])?,
+        ]);
+    }
     let sim = executables(&target, &["build", "--package", "tenure-sim", "--bin", "tenure-sim"])?;
-    let layer = |name, found: &[(String, PathBuf)], program: &str, arguments: &[&str]| {
-        let found = found.iter().find(|(target, _)| target == program);
-        let program = found.with_context(|| format!("cargo built no `{program}`"))?.1.clone();
-        Ok::<_, anyhow::Error>(Layer {
-            name,
-            program,
-            arguments: arguments.iter().map(OsString::from).collect(),
-        })
-    };
     let sim = layer(
         "sim",
         &sim,
@@ -302,7 +327,20 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
             sim,
         ],
         Scenario::Cdc => vec![layer("machine", &tests, "tenure_cdc", &["--quiet"])?, sim],
+        // It has no simulation of its own, and has returned above.
+        Scenario::Consumer => Vec::new(),
     })
+}
+
+fn layer(
+    name: &'static str,
+    found: &[(String, PathBuf)],
+    program: &str,
+    arguments: &[&str],
+) -> Result<Layer> {
+    let found = found.iter().find(|(target, _)| target == program);
+    let program = found.with_context(|| format!("cargo built no `{program}`"))?.1.clone();
+    Ok(Layer { name, program, arguments: arguments.iter().map(OsString::from).collect() })
 }
 
 /// Builds, and says where the programs are, by the name of their target.
@@ -346,19 +384,27 @@ mod tests {
 
     /// The names in `planted::is("…")` of every source file of the crate.
     fn asked_for(package: &str) -> BTreeSet<String> {
-        let folder = workspace::root().join("crates").join(package).join("src");
-        let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-        let texts = files.filter(|file| file.is_file()).map(|file| fs::read_to_string(file).unwrap());
+        let mut folders = vec![workspace::root().join("crates").join(package).join("src")];
+        let mut texts = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for path in fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()) {
+                if path.is_dir() {
+                    folders.push(path);
+                } else {
+                    texts.push(fs::read_to_string(path).unwrap());
+                }
+            }
+        }
         let names = |text: String| {
             let calls = text.split("planted::is(\"").skip(1).map(str::to_owned).collect::<Vec<_>>();
             calls.into_iter().filter_map(|call| call.split_once('"').map(|(name, _)| name.to_owned()))
         };
-        texts.flat_map(names).collect()
+        texts.into_iter().flat_map(names).collect()
     }
 
     #[test]
     fn every_bug_in_the_code_is_listed_and_every_listed_one_is_there() {
-        for scenario in [Scenario::Election, Scenario::Cdc] {
+        for scenario in [Scenario::Election, Scenario::Cdc, Scenario::Consumer] {
             let listed = scenario.bugs().iter().map(|bug| bug.name.to_owned()).collect::<BTreeSet<_>>();
             assert_eq!(listed, asked_for(scenario.name()));
         }
@@ -375,6 +421,14 @@ mod tests {
             for rule in rules.chain((1..=checkers).map(|n| format!("{checker}-{n}"))) {
                 assert!(broken.contains(rule.as_str()), "{rule}");
             }
+        }
+    }
+
+    #[test]
+    fn every_rule_of_the_consumer_has_a_bug() {
+        let broken = CONSUMER.iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
+        for (rule, count) in [("DD", 4), ("MK", 1), ("WM", 1), ("PG", 1), ("CO", 4), ("TM", 3)] {
+            assert!((1..=count).all(|number| broken.contains(format!("{rule}-{number}").as_str())), "{rule}");
         }
     }
 

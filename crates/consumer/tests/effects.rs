@@ -21,6 +21,8 @@ pub(crate) enum Kill {
     BeforeBegin,
     BeforeCommit,
     AfterCommit,
+    /// Not killed: the answer to the commit is lost.
+    LostAnswer,
 }
 
 /// Shared with the test: what to do next, and what was done.
@@ -85,6 +87,9 @@ impl ShardProcessor for Ledger {
         if die || self.orders.is_killed(Kill::AfterCommit) {
             std::future::pending::<()>().await;
         }
+        if self.orders.is_killed(Kill::LostAnswer) {
+            return Err("the connection was lost".into());
+        }
         Ok(())
     }
 
@@ -144,6 +149,21 @@ async fn a_batch_that_comes_again_has_no_effect_again() {
         world.until("all", || effects(&path).contains(&80)).await;
         assert_eq!(effects(&path), [10, 20, 30, 40, 50, 60, 70, 80], "{kill:?}");
     }
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_was_lost_has_one_effect() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("effects.db");
+    let mut world = World::new(1).await;
+    let orders = start(&mut world, path.clone());
+    *orders.kill.lock().unwrap() = Some(Kill::LostAnswer);
+    world.put(chain(1, 3)).await;
+    world.grant(0).await;
+    world.logged("killed").await;
+    world.put(chain(4, 4)).await;
+    world.until("four", || effects(&path).contains(&40)).await;
+    assert_eq!(effects(&path), [10, 20, 30, 40]);
 }
 
 #[tokio::test]

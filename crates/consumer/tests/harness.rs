@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_backend::{Env, Error, Kind, Result};
-use tenure_clock::{Clock, Entropy, ManualTime, Monotonic, WallTime};
+use tenure_clock::{Entropy, ManualTime, Monotonic, WallTime};
 use tenure_consumer::{
     Batch, Drain, Failure, ProcessorFactory, Settings, ShardContext, ShardProcessor, Start, Worker,
     WorkerHandle,

@@ -4,12 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_backend::Env;
-use tenure_clock::Clock;
 use tenure_consumer::{OnDamaged, SeekTo, ShardState, Stop};
 use tenure_leases::{Checkpoint, Ending, LeaseKey};
 use tenure_quarantine::{Parked, Quarantine, sha256};
 use tenure_store::Store;
-use tenure_stream::{HashKey, ShardId, Stream, StreamSpec};
+use tenure_stream::{HashKey, ShardId, StreamSpec};
 
 use crate::events::{SECOND, aggregated, event, event_of, number, position, record};
 use crate::harness::{FOREVER, World, shown};
