@@ -51,7 +51,8 @@ use tenure_planted as planted;
 
 use self::fleet::Fleet;
 pub use self::message::{
-    Alarm, Answer, Call, CallId, Effect, Event, Fatal, Loss, Me, News, Now, Outcome, Planning, RequestId, Scan,
+    Alarm, Answer, Call, CallId, Effect, Event, Fatal, Loss, Me, News, Now, Outcome, Planning, RequestId,
+    Scan,
 };
 use crate::attempt::{Attempt, Note, Presence};
 use crate::holding::Ending;
@@ -116,9 +117,15 @@ pub struct Machine {
 #[derive(Debug, Clone, PartialEq)]
 enum Phase {
     /// Watches the row that another process of this name left, if there is one.
-    Starting { rival: Option<Rival> },
+    Starting {
+        rival: Option<Rival>,
+    },
     Running,
-    Stopping { by: Monotonic, noted: bool, leaving: bool },
+    Stopping {
+        by: Monotonic,
+        noted: bool,
+        leaving: bool,
+    },
     Stopped,
 }
 
@@ -356,7 +363,8 @@ impl Machine {
     /// When [`Event::Wake`] is wanted at the latest.
     #[must_use]
     pub fn wake_at(&self) -> Monotonic {
-        let first = |set: &BTreeSet<(Monotonic, LeaseKey)>| set.first().map_or(Monotonic::NEVER, |(at, _)| *at);
+        let first =
+            |set: &BTreeSet<(Monotonic, LeaseKey)>| set.first().map_or(Monotonic::NEVER, |(at, _)| *at);
         let idle = |pace: &Pace| if pace.sent.is_none() { pace.next } else { Monotonic::NEVER };
         let nudge_write = match self.nudge_at {
             Some(at) if !self.nudging => at,
@@ -684,7 +692,8 @@ impl Machine {
             leases: leases.clone(),
             since: now.monotonic,
         });
-        let moved = leases.iter().any(|(key, counter)| before.leases.get(key).is_some_and(|old| old != counter));
+        let moved =
+            leases.iter().any(|(key, counter)| before.leases.get(key).is_some_and(|old| old != counter));
         let lives = moved || before.incarnation != row.incarnation || before.counter != row.counter;
         let since = before.since;
         if lives && !planted::is("name_taken_twice") {
@@ -811,7 +820,10 @@ impl Machine {
             .known
             .iter()
             .filter(|(key, known)| {
-                !shown.contains(*key) && !self.bad.contains_key(*key) && known.updated < sent && known.doing.is_none()
+                !shown.contains(*key)
+                    && !self.bad.contains_key(*key)
+                    && known.updated < sent
+                    && known.doing.is_none()
             })
             .map(|(key, _)| key.clone())
             .collect();

@@ -575,7 +575,7 @@ fn random_histories_keep_the_rules_and_heal() {
     for seed in 0..histories {
         let dice = tenure_clock::Entropy::seeded(seed);
         let mut world = World::new();
-        let mut play = |world: &mut World, line: &str| {
+        let play = |world: &mut World, line: &str| {
             let _ = writeln!(world.story, "{line}");
             if let Err(problem) = world.play_freely(line) {
                 let story: Vec<&str> = world.story.lines().rev().take(250).collect();
@@ -619,7 +619,8 @@ fn random_histories_keep_the_rules_and_heal() {
                 13 if running => format!("{name} gives {id}"),
                 14 if running => format!("{name} stops"),
                 15 if exists => {
-                    let others: Vec<String> = world.nodes.keys().filter(|other| *other != name).cloned().collect();
+                    let others: Vec<String> =
+                        world.nodes.keys().filter(|other| *other != name).cloned().collect();
                     for other in others {
                         play(&mut world, &format!("{}s {other} plans not", seconds_of(now)));
                     }
@@ -628,7 +629,8 @@ fn random_histories_keep_the_rules_and_heal() {
                 16 if running => format!("{name} cap {}", dice.below(5)),
                 17 if running && dice.chance(0.3) => format!("row {id} deleted"),
                 18 if running && dice.chance(0.5) => {
-                    let open: Vec<usize> = (0..world.shards.len()).filter(|&at| world.shards[at].is_open()).collect();
+                    let open: Vec<usize> =
+                        (0..world.shards.len()).filter(|&at| world.shards[at].is_open()).collect();
                     let at = open[usize::try_from(dice.below(open.len() as u64)).unwrap()];
                     world.shards[at].last_sequence = Some(9.into());
                     let parent = world.shards[at].id.number().unwrap();
@@ -672,7 +674,10 @@ fn random_histories_keep_the_rules_and_heal() {
             // Whoever was on its way out when the faults ended has left.
             if world.nodes[name].machine.is_stopped() {
                 play(&mut world, &format!("{}s {name} restarts", seconds_of(now)));
-                play(&mut world, &format!("{}s {name} plans{}", seconds_of(now), if name == "a" { "" } else { " not" }));
+                play(
+                    &mut world,
+                    &format!("{}s {name} plans{}", seconds_of(now), if name == "a" { "" } else { " not" }),
+                );
             }
         }
         now += 150_000;
@@ -693,7 +698,8 @@ fn random_histories_keep_the_rules_and_heal() {
             *counts.entry(*holder).or_insert(0_usize) += 1;
         }
         let of = |name: &str| counts.get(name).copied().unwrap_or(0);
-        let (most, least) = (names.iter().map(|name| of(name)).max(), names.iter().map(|name| of(name)).min());
+        let (most, least) =
+            (names.iter().map(|name| of(name)).max(), names.iter().map(|name| of(name)).min());
         assert!(most.unwrap() - least.unwrap() <= 1, "seed {seed}: LS-6: {counts:?}\n{}", world.tail());
         for shard in world.shards.iter().filter(|shard| shard.is_open()) {
             assert!(
@@ -803,7 +809,8 @@ impl Node {
     /// The true time of one of its readings.
     fn truly(&self, at: Monotonic) -> Duration {
         let nanos = i128::from(at.as_nanos()) - i128::try_from(self.origin.as_nanos()).unwrap();
-        let scaled = (nanos * 1_000_000 + i128::from(999_999 + self.rate_ppm)) / i128::from(1_000_000 + self.rate_ppm);
+        let scaled =
+            (nanos * 1_000_000 + i128::from(999_999 + self.rate_ppm)) / i128::from(1_000_000 + self.rate_ppm);
         Duration::from_nanos(u64::try_from(scaled.max(0)).unwrap())
     }
 
@@ -883,8 +890,9 @@ impl World {
         for fact in expected.split(',').map(str::trim).filter(|fact| !fact.is_empty()) {
             let named = fact.split_whitespace().next().is_some_and(|word| self.nodes.contains_key(word));
             let fact = if named { fact.to_owned() } else { format!("{subject} {fact}") };
-            let found =
-                told.iter().position(|told| (told.at == self.now || fact.contains(" at=")) && says(&told.text, &fact));
+            let found = told
+                .iter()
+                .position(|told| (told.at == self.now || fact.contains(" at=")) && says(&told.text, &fact));
             let Some(found) = found else { return Err(format!("not told: {fact}")) };
             told.remove(found);
         }
@@ -945,8 +953,13 @@ impl World {
             self.incarnations += 1;
             let cap = rest.first().and_then(|word| word.strip_prefix("cap=")).map_or(Ok(80), number)?;
             let worker = name.split_whitespace().next().unwrap_or(name);
-            let mut node =
-                Node::new(worker, self.incarnations, usize::try_from(cap).unwrap(), self.timing, Duration::ZERO);
+            let mut node = Node::new(
+                worker,
+                self.incarnations,
+                usize::try_from(cap).unwrap(),
+                self.timing,
+                Duration::ZERO,
+            );
             if let Some(before) = self.nodes.get(name) {
                 node.rate_ppm = before.rate_ppm;
             }
@@ -956,7 +969,8 @@ impl World {
             return Ok(());
         }
         if let ["clock", rate] = words {
-            let percent = rate.strip_prefix("rate=").and_then(|rate| rate.strip_suffix('%')).ok_or("rate=+1%")?;
+            let percent =
+                rate.strip_prefix("rate=").and_then(|rate| rate.strip_suffix('%')).ok_or("rate=+1%")?;
             let percent: i64 = percent.parse().map_err(|_| "no number")?;
             self.incarnations += 1;
             let mut node = Node::new(name, self.incarnations, 80, self.timing, Duration::ZERO);
@@ -965,7 +979,8 @@ impl World {
             self.nodes.insert(name.to_owned(), node);
             return Ok(());
         }
-        let node = self.nodes.get_mut(name).ok_or_else(|| format!("not understood: {name} {}", words.join(" ")))?;
+        let node =
+            self.nodes.get_mut(name).ok_or_else(|| format!("not understood: {name} {}", words.join(" ")))?;
         node.requests += 1;
         let request = RequestId(node.requests);
         let event = match words {
@@ -1161,7 +1176,8 @@ impl World {
     }
 
     fn news(&mut self, name: &str, news: News) {
-        let node_now = |world: &Self, at: Monotonic| world.nodes.get(name).map_or(Duration::ZERO, |node| node.truly(at));
+        let node_now =
+            |world: &Self, at: Monotonic| world.nodes.get(name).map_or(Duration::ZERO, |node| node.truly(at));
         let text = match news {
             News::Started => "started".to_owned(),
             News::Granted { lease, parents, deadline } => {
@@ -1172,7 +1188,10 @@ impl World {
                         self.tell(name, "LS-4 is broken", false);
                     }
                 }
-                assert_eq!(parents.len(), parents_of(&lease).filter(|key| self.table.leases.contains_key(key)).count());
+                assert_eq!(
+                    parents.len(),
+                    parents_of(&lease).filter(|key| self.table.leases.contains_key(key)).count()
+                );
                 let until = show(node_now(self, deadline));
                 format!("got {} until={until} at={}", short(&lease.key), place(&lease.checkpoint))
             }
@@ -1195,7 +1214,11 @@ impl World {
                 return;
             }
             News::Lost { key, why: Loss::Superseded { by } } => {
-                format!("lost {} superseded by={}", short(&key), by.map_or("none".to_owned(), |by| by.to_string()))
+                format!(
+                    "lost {} superseded by={}",
+                    short(&key),
+                    by.map_or("none".to_owned(), |by| by.to_string())
+                )
             }
             News::Lost { key, why } => format!("lost {} {}", short(&key), why.name()),
             News::Given { key, to } => {
@@ -1233,7 +1256,11 @@ impl World {
         for (key, lease) in &self.table.leases {
             let furthest = self.furthest.entry(key.clone()).or_insert_with(|| lease.checkpoint.clone());
             if lease.checkpoint < *furthest {
-                return Err(format!("LS-2 is broken: {} went back to {}", short(key), place(&lease.checkpoint)));
+                return Err(format!(
+                    "LS-2 is broken: {} went back to {}",
+                    short(key),
+                    place(&lease.checkpoint)
+                ));
             }
             *furthest = lease.checkpoint.clone();
         }
@@ -1244,7 +1271,8 @@ impl World {
 /// Whether every word of `fact` is in `text`, the first ones at its beginning.
 fn says(text: &str, fact: &str) -> bool {
     let words: BTreeSet<&str> = text.split_whitespace().collect();
-    let named = |fact: &str| fact.split_whitespace().all(|word| words.contains(word) || is_when(word, &words));
+    let named =
+        |fact: &str| fact.split_whitespace().all(|word| words.contains(word) || is_when(word, &words));
     named(fact)
 }
 

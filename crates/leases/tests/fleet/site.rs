@@ -123,7 +123,8 @@ impl Site {
     pub(super) async fn create_shards(&self, shards: u32) {
         self.stream.create(soon(), &StreamSpec::with_shards(shards)).await.unwrap();
         // Without a time to live: DynamoDB Local gives each table with one of few threads.
-        let table = tenure_store::TableSpec { ttl: None, ..tenure_election::table_spec(&self.coordination()) };
+        let table =
+            tenure_store::TableSpec { ttl: None, ..tenure_election::table_spec(&self.coordination()) };
         self.open().await.ensure_table(soon(), &table).await.unwrap();
     }
 
@@ -209,7 +210,11 @@ impl Site {
     pub(super) async fn until(&self, what: &str, so: impl AsyncFn() -> bool) {
         let by = SystemClock.deadline(PATIENCE);
         while !so().await {
-            assert!(SystemClock.monotonic() < by, "not within {PATIENCE:?}: {what}; {:#?}", self.rows().await);
+            assert!(
+                SystemClock.monotonic() < by,
+                "not within {PATIENCE:?}: {what}; {:#?}",
+                self.rows().await
+            );
             SystemClock.sleep(super::POLL).await;
         }
     }
