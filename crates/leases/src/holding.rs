@@ -205,9 +205,15 @@ impl KeeperSide {
         (Self { shared, requests, ending }, holding)
     }
 
-    /// Moves the deadline: a renewal or a checkpoint was applied.
+    /// Moves the deadline: a renewal or a checkpoint was applied. What is over stays over.
     pub fn extend(&self, deadline: Monotonic) {
-        self.shared.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+        let later = |current: u64| (current != 0).then(|| current.max(deadline.as_nanos()));
+        let _ = self.shared.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
+    }
+
+    /// It is drained: nothing more may be delivered, although it is not given yet.
+    pub fn close(&self) {
+        self.shared.deadline.store(0, Ordering::Release);
     }
 
     /// Says that the lease is to end. [`Ending::Lost`] also ends its validity, and nothing follows it.

@@ -410,6 +410,11 @@ impl Task {
             }
             return;
         }
+        if let Some(side) = self.sides.get(&key)
+            && matches!(request, None | Some(Request::Give { .. }))
+        {
+            side.side.close();
+        }
         self.requests += 1;
         let id = RequestId(self.requests);
         let event = match request {

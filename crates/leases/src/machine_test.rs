@@ -25,7 +25,8 @@
 //! | `clock rate=+1%`, `wrote 12 times` | |
 //!
 //! and the table understands `shards 0! 1<0`, `rows 0 1`, `row 0 is owner=a giver=b counter=3 at=th`,
-//! `row 0 deleted`, `row 0 absent`, `java takes 0`, `java renews 0`, `row 0 bad`.
+//! `row 0 deleted`, `row 0 absent`, `java takes 0`, `java renews 0`, `row 0 bad`, `begin 0 a b` (somebody asks
+//! `a` to give it to `b`), `presence of a by other`, `presence of a gone`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -114,6 +115,20 @@ fn le2_a_retry_never_stretches_the_deadline() {
 }
 
 #[test]
+fn le2_a_renewal_that_is_sent_again_counts_from_its_first_send() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        3s     a calls hang
+        5s     a calls work
+        7s                     -> a reads 0
+        7.25s                  -> a renew 0 applied, a extended 0 until=13.3s
+        ",
+    );
+}
+
+#[test]
 fn le2_what_is_over_stays_over() {
     check(
         "
@@ -139,6 +154,24 @@ fn le3_a_dead_workers_lease_is_taken_a_lease_after_its_counter_was_seen() {
         15.2s  row 0 is owner=a counter=2
         15.25s                 -> b got 0
         15.25s row 0 is owner=b counter=3
+        ",
+    );
+}
+
+#[test]
+fn le3_a_slow_read_counts_from_its_receipt() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        0.5s   a crashes
+        0.5s   b clock rate=0%
+        0.5s   b replies take 2s
+        1s     b starts
+        5s                     -> b started
+        12.9s  row 0 is owner=a
+        13s                    -> b take 0 applied
+        15s                    -> b got 0 until=22.8s
         ",
     );
 }
@@ -294,6 +327,64 @@ fn le6_a_giver_that_does_not_drain_lets_its_lease_run_out() {
         37.8s                  -> a lost 1 slow_handoff
         38.7s  row 1 is owner=b giver=a
         38.75s                 -> b got 1
+        ",
+    );
+}
+
+#[test]
+fn a_late_finish_does_not_end_a_later_handoff() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        0s     a drains by hand
+        0s     b starts        -> started
+        1s     begin 0 a b
+        2.75s                  -> a asked 0 handoff
+        3s     a calls hang
+        3s     a gives 0
+        4s     a calls work
+        6.75s                  -> a done, a gave 0 to=b, b got 0
+        10s    begin 0 b a
+        11s                    -> b asked 0 handoff at=10.25s, b gave 0 to=a at=10.25s, a got 0 at=10.5s
+        20s    begin 0 a b
+        21s                    -> a asked 0 handoff at=20.5s
+        23s    a hung calls land
+        23s    row 0 is owner=b giver=a
+        ",
+    );
+}
+
+#[test]
+fn a_late_eviction_does_not_take_away_what_was_taken_again() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        4s     a calls hang
+        4s     a cap 0         -> asked 0 handoff
+        5s     a calls work
+        7.75s                  -> a gave 0
+        8s     a cap 9         -> got 0
+        9s     a hung calls land
+        9s     row 0 is owner=a
+        ",
+    );
+}
+
+#[test]
+fn le13_a_worker_says_that_it_leaves_before_it_gives() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        0s     b starts        -> started
+        4s     a replies take 0.5s
+        5s     a stops         -> asked 0 stop, presence applied
+        5.4s   row 0 is owner=a
+        5.5s                   -> a evict 0 applied, b got 0
+        6s                     -> a gave 0
+        7s                     -> a stopped
         ",
     );
 }
@@ -506,6 +597,21 @@ fn le7_a_restarted_worker_watches_what_it_held_before() {
 }
 
 #[test]
+fn le7_even_if_its_row_is_gone() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        4s     a crashes
+        4s     presence of a gone
+        5s     a restarts      -> started
+        14.9s  row 0 is owner=a counter=2
+        15s                    -> a got 0
+        ",
+    );
+}
+
+#[test]
 fn le15_two_workers_with_one_name() {
     check(
         "
@@ -662,7 +768,8 @@ fn random_histories_keep_the_rules_and_heal() {
         for name in names {
             let at = seconds_of(now);
             let alive = world.nodes.get(name).is_some_and(|node| !node.machine.is_stopped() && node.begun);
-            play(&mut world, &format!("{at}s {name} {}", if alive { "calls work" } else { "restarts" }));
+            play(&mut world, &format!("{at}s {name} {}", if alive { "resumes" } else { "restarts" }));
+            play(&mut world, &format!("{at}s {name} calls work"));
             play(&mut world, &format!("{at}s {name} resumes"));
             play(&mut world, &format!("{at}s {name} cap 80"));
             play(&mut world, &format!("{at}s {name} plans{}", if name == "a" { "" } else { " not" }));
@@ -927,6 +1034,13 @@ impl World {
                 let row = self.table.workers.get_mut(&id).ok_or("there is no row")?;
                 row.incarnation = (*other).into();
             }
+            ("presence", ["of", worker, "gone"]) => drop(self.table.workers.remove(&WorkerId::from(*worker))),
+            ("begin", [id, from, to]) => {
+                let attempt = Attempt::BeginHandoff { key: key(id)?, from: (*from).into(), to: (*to).into() };
+                if !matches!(self.table.write(&attempt), Answer::Applied(_)) {
+                    return Err("it was refused".to_owned());
+                }
+            }
             ("row", [id, "is", facts @ ..]) => self.row_is(id, &facts.join(" "))?,
             ("row", [id, "absent"]) => {
                 if self.table.leases.contains_key(&key(id)?) {
@@ -962,6 +1076,9 @@ impl World {
             );
             if let Some(before) = self.nodes.get(name) {
                 node.rate_ppm = before.rate_ppm;
+                if !before.begun {
+                    node.link = before.link;
+                }
             }
             node.begun = true;
             self.nodes.insert(name.to_owned(), node);

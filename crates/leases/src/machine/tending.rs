@@ -9,7 +9,10 @@ impl Machine {
         let outcome = match self.hold_mut(key) {
             None => Outcome::Fenced,
             Some(hold) if hold.queue.len() >= QUEUE_MAX => Outcome::Busy,
+            // Whoever said that it is drained has nothing to add.
+            Some(hold) if hold.drained => Outcome::Fenced,
             Some(hold) => {
+                hold.drained = matches!(ask, Ask::Give { .. }) && !planted::is("delivers_while_giving");
                 hold.queue.push_back(ask);
                 self.retime(now, key);
                 return;
@@ -463,6 +466,7 @@ impl Machine {
             handoff: None,
             queue: VecDeque::new(),
             stuck: false,
+            drained: false,
             restore: false,
             kbps: None,
         });
