@@ -32,6 +32,7 @@
 //! - LE-11 A lease whose consumer is busy and does not get on is not renewed.
 //! - LE-12 Beside workers of another kind nothing is moved.
 //! - LE-13 A worker says that it leaves before it gives anything back, and gives back only what is drained.
+//!   From when on it is drained, nothing of it is delivered, whether or not it was given yet.
 //! - LE-14 A checkpoint never goes back.
 //! - LE-15 Two workers with one name: the second does not start.
 //! - LE-16 A worker whose leases last for another time does not start.
@@ -51,7 +52,8 @@ use tenure_planted as planted;
 
 use self::fleet::Fleet;
 pub use self::message::{
-    Alarm, Answer, Call, CallId, Effect, Event, Fatal, Loss, Me, News, Now, Outcome, Planning, RequestId, Scan,
+    Alarm, Answer, Call, CallId, Effect, Event, Fatal, Loss, Me, News, Now, Outcome, Planning, RequestId,
+    Scan,
 };
 use crate::attempt::{Attempt, Note, Presence};
 use crate::holding::Ending;
@@ -65,6 +67,9 @@ const QUEUE_MAX: usize = 16;
 const PAUSES_PER_LEASE: u32 = 40;
 /// The longest pause, in sixteenths of a lease.
 const PAUSE_DOUBLINGS_MAX: u32 = 3;
+
+/// The nudge row is read again if the answer does not come within so many of its periods.
+const NUDGE_PATIENCE: u32 = 4;
 
 /// One worker's keeper.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,9 +121,15 @@ pub struct Machine {
 #[derive(Debug, Clone, PartialEq)]
 enum Phase {
     /// Watches the row that another process of this name left, if there is one.
-    Starting { rival: Option<Rival> },
+    Starting {
+        rival: Option<Rival>,
+    },
     Running,
-    Stopping { by: Monotonic, noted: bool, leaving: bool },
+    Stopping {
+        by: Monotonic,
+        noted: bool,
+        leaving: bool,
+    },
     Stopped,
 }
 
@@ -216,6 +227,8 @@ struct Hold {
     handoff: Option<Handoff>,
     queue: VecDeque<Ask>,
     stuck: bool,
+    /// Its consumer has drained it: nothing more is delivered.
+    drained: bool,
     /// The row vanished: put it back.
     restore: bool,
     kbps: Option<f64>,
@@ -356,7 +369,8 @@ impl Machine {
     /// When [`Event::Wake`] is wanted at the latest.
     #[must_use]
     pub fn wake_at(&self) -> Monotonic {
-        let first = |set: &BTreeSet<(Monotonic, LeaseKey)>| set.first().map_or(Monotonic::NEVER, |(at, _)| *at);
+        let first =
+            |set: &BTreeSet<(Monotonic, LeaseKey)>| set.first().map_or(Monotonic::NEVER, |(at, _)| *at);
         let idle = |pace: &Pace| if pace.sent.is_none() { pace.next } else { Monotonic::NEVER };
         let nudge_write = match self.nudge_at {
             Some(at) if !self.nudging => at,
@@ -381,14 +395,15 @@ impl Machine {
     /// Whether this worker may deliver the records of a lease at `now`, whatever happened since the last step.
     #[must_use]
     pub fn may_deliver(&self, key: &LeaseKey, now: Monotonic) -> bool {
-        self.hold(key).is_some_and(|hold| now < hold.deadline)
+        self.hold(key).is_some_and(|hold| now < hold.deadline && !hold.drained)
     }
 
-    /// The leases that are held, and until when.
+    /// The leases whose records may be delivered, and until when.
     pub fn held(&self) -> impl Iterator<Item = (&Lease, Monotonic)> {
         self.mine.iter().filter_map(|key| {
             let known = self.known.get(key)?;
-            Some((&known.lease, known.hold.as_ref()?.deadline))
+            let hold = known.hold.as_ref().filter(|hold| !hold.drained)?;
+            Some((&known.lease, hold.deadline))
         })
     }
 
@@ -494,19 +509,19 @@ impl Machine {
         }
         if self.scan.sent.is_none() && at >= self.scan.next {
             self.scan.sent = Some(at);
-            self.call(at + self.timing.lease, Asked::Scan, Call::Scan, effects);
+            self.call(at + self.timing.lease / 2, Asked::Scan, Call::Scan, effects);
         }
         let runs = self.phase == Phase::Running;
         if runs && self.nudge.sent.is_none() && at >= self.nudge.next {
             self.nudge.sent = Some(at);
-            self.call(at + self.timing.lease, Asked::Nudge, Call::Nudge, effects);
+            self.call(at + self.timing.nudge * NUDGE_PATIENCE, Asked::Nudge, Call::Nudge, effects);
         }
         if let Some(due) = self.nudge_at
             && at >= due
             && !self.nudging
         {
             (self.nudge_at, self.nudging, self.nudged) = (None, true, at);
-            self.call(at + self.timing.lease, Asked::NudgeWrite, Call::Note(Note::Nudge), effects);
+            self.call(at + self.timing.renew, Asked::NudgeWrite, Call::Note(Note::Nudge), effects);
         }
         if runs && self.list.sent.is_none() && at >= self.list.next && at >= self.acts_at() {
             self.list.sent = Some(at);
@@ -684,7 +699,8 @@ impl Machine {
             leases: leases.clone(),
             since: now.monotonic,
         });
-        let moved = leases.iter().any(|(key, counter)| before.leases.get(key).is_some_and(|old| old != counter));
+        let moved =
+            leases.iter().any(|(key, counter)| before.leases.get(key).is_some_and(|old| old != counter));
         let lives = moved || before.incarnation != row.incarnation || before.counter != row.counter;
         let since = before.since;
         if lives && !planted::is("name_taken_twice") {
@@ -716,7 +732,8 @@ impl Machine {
             return Monotonic::NEVER;
         }
         let Some(written) = self.own.written else { return self.own.retry_at };
-        let changed = self.own.cap != self.cap_to_say() || self.own.holding != self.holds_any();
+        let changed =
+            self.own.cap != self.cap_to_say() || (self.is_running() && self.own.holding != self.holds_any());
         let period = if self.holds_any() { self.timing.presence_ttl / 3 } else { self.timing.renew };
         if changed { self.own.retry_at } else { (written + period).max(self.own.retry_at) }
     }
@@ -811,7 +828,10 @@ impl Machine {
             .known
             .iter()
             .filter(|(key, known)| {
-                !shown.contains(*key) && !self.bad.contains_key(*key) && known.updated < sent && known.doing.is_none()
+                !shown.contains(*key)
+                    && !self.bad.contains_key(*key)
+                    && known.updated < sent
+                    && known.doing.is_none()
             })
             .map(|(key, _)| key.clone())
             .collect();

@@ -119,9 +119,10 @@ impl<'a> Desk<'a> {
             .collect();
         let mut free = Vec::new();
         for load in loads {
-            let seat = load.holder.as_ref().and_then(|id| {
-                seats.binary_search_by(|seat| seat.worker.id.cmp(id)).ok()
-            });
+            let seat = load
+                .holder
+                .as_ref()
+                .and_then(|id| seats.binary_search_by(|seat| seat.worker.id.cmp(id)).ok());
             match seat {
                 Some(seat) => seats[seat].held.push(load),
                 None => free.push(load),
@@ -138,7 +139,8 @@ impl<'a> Desk<'a> {
         for load in std::mem::take(&mut self.free) {
             // Whoever lacks most; of those who lack the same, the first by name.
             let lacks = |seat: &Seat<'_>| seat.target.saturating_sub(seat.held.len());
-            let Some(seat) = self.seats.iter().enumerate().max_by_key(|(at, seat)| (lacks(seat), usize::MAX - at))
+            let Some(seat) =
+                self.seats.iter().enumerate().max_by_key(|(at, seat)| (lacks(seat), usize::MAX - at))
             else {
                 return;
             };
@@ -154,16 +156,17 @@ impl<'a> Desk<'a> {
                 continue;
             }
             while self.seats[from].held.len() > self.seats[from].target && plan.moves.len() < MOVES_MAX {
-                let Some(to) = (0..self.seats.len()).find(|&to| {
-                    !self.seats[to].sheds && self.seats[to].held.len() < self.seats[to].target
-                }) else {
+                let Some(to) = (0..self.seats.len())
+                    .find(|&to| !self.seats[to].sheds && self.seats[to].held.len() < self.seats[to].target)
+                else {
                     return;
                 };
                 let is_placed = |load: &Load| plan.placements.contains_key(&load.key);
                 // The last by name: what was there before stays.
-                let movable = self.seats[from].held.iter().rposition(|load| {
-                    (!load.pinned || planted::is("moves_twice")) && !is_placed(load)
-                });
+                let movable = self.seats[from]
+                    .held
+                    .iter()
+                    .rposition(|load| (!load.pinned || planted::is("moves_twice")) && !is_placed(load));
                 let Some(movable) = movable else { break };
                 self.shift(from, movable, to, plan);
             }
@@ -213,7 +216,9 @@ impl<'a> Desk<'a> {
     fn by_bytes(&mut self, plan: &mut Plan) {
         let mut free = std::mem::take(&mut self.free);
         // The largest first: what is small fits in anywhere.
-        free.sort_by(|one, two| self.kbps(two).total_cmp(&self.kbps(one)).then_with(|| one.key.cmp(&two.key)));
+        free.sort_by(|one, two| {
+            self.kbps(two).total_cmp(&self.kbps(one)).then_with(|| one.key.cmp(&two.key))
+        });
         for load in free {
             let Some(at) = self.least_loaded() else { break };
             self.seats[at].held.push(load);

@@ -38,7 +38,9 @@ impl Machine {
             (Some(owner), None) if *owner == self.me.worker => {
                 if known.inherited && !planted::is("inherited_is_mine") { expiry } else { known.updated }
             }
-            (Some(owner), Some(_)) if *owner == self.me.worker && planted::is("reads_before_given") => known.updated,
+            (Some(owner), Some(_)) if *owner == self.me.worker && planted::is("reads_before_given") => {
+                known.updated
+            }
             _ => expiry,
         }
     }
@@ -87,7 +89,8 @@ impl Machine {
         }
         let plan = plan.get_or_insert_with(|| self.plan(now.monotonic));
         let is_placed_here = is_mine || plan.placements.get(key) == Some(&me);
-        let held = self.mine.iter().filter(|key| self.lease(key).is_some_and(|lease| !lease.checkpoint.is_end()));
+        let held =
+            self.mine.iter().filter(|key| self.lease(key).is_some_and(|lease| !lease.checkpoint.is_end()));
         let count = held.count();
         let (soon, later) = self.graces(key);
         let room = if planted::is("takes_above_cap") { usize::MAX } else { self.cap };
@@ -234,7 +237,8 @@ impl Machine {
         for known in self.known.values() {
             parents.extend(parents_of(&known.lease));
         }
-        let childless = |known: &Known| known.lease.checkpoint.is_end() && !parents.contains(&known.lease.key);
+        let childless =
+            |known: &Known| known.lease.checkpoint.is_end() && !parents.contains(&known.lease.key);
         if self.known.values().any(childless) {
             self.list.next = self.list.next.min(now.monotonic + self.timing.scan);
         }
@@ -283,7 +287,13 @@ impl Machine {
         }
     }
 
-    pub(super) fn create_answered(&mut self, now: Now, key: &LeaseKey, answer: Answer, effects: &mut Vec<Effect>) {
+    pub(super) fn create_answered(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        answer: Answer,
+        effects: &mut Vec<Effect>,
+    ) {
         self.chores.remove(key);
         match answer {
             Answer::Applied(Some(row)) => {
@@ -298,7 +308,13 @@ impl Machine {
         }
     }
 
-    pub(super) fn delete_answered(&mut self, now: Now, key: &LeaseKey, answer: Answer, effects: &mut Vec<Effect>) {
+    pub(super) fn delete_answered(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        answer: Answer,
+        effects: &mut Vec<Effect>,
+    ) {
         self.chores.remove(key);
         match answer {
             Answer::Applied(_) | Answer::Refused(None) => {

@@ -9,7 +9,10 @@ impl Machine {
         let outcome = match self.hold_mut(key) {
             None => Outcome::Fenced,
             Some(hold) if hold.queue.len() >= QUEUE_MAX => Outcome::Busy,
+            // Whoever said that it is drained has nothing to add.
+            Some(hold) if hold.drained => Outcome::Fenced,
             Some(hold) => {
+                hold.drained = matches!(ask, Ask::Give { .. }) && !planted::is("delivers_while_giving");
                 hold.queue.push_back(ask);
                 self.retime(now, key);
                 return;
@@ -107,7 +110,9 @@ impl Machine {
             if now.monotonic < at {
                 return;
             }
-            if planted::is("expired_hold_revives") && self.known.get(&key).is_some_and(|known| known.doing.is_some()) {
+            if planted::is("expired_hold_revives")
+                && self.known.get(&key).is_some_and(|known| known.doing.is_some())
+            {
                 return;
             }
             let loss = match self.hold(&key) {
@@ -177,8 +182,8 @@ impl Machine {
     }
 
     /// LE-13: a worker that stops says so before it gives anything back.
-    const fn must_say_first(&self) -> bool {
-        matches!(self.phase, Phase::Stopping { noted: false, .. })
+    fn must_say_first(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { noted: false, .. }) && !planted::is("gives_before_saying")
     }
 
     /// The write that a lease that is held needs now.
@@ -343,7 +348,14 @@ impl Machine {
         }
     }
 
-    fn landed(&mut self, now: Now, key: &LeaseKey, doing: Doing, row: Option<Lease>, effects: &mut Vec<Effect>) {
+    fn landed(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        doing: Doing,
+        row: Option<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         match doing.what {
             What::Renew | What::Checkpoint { .. } | What::Restore => {
                 if let Some(row) = row {
@@ -454,13 +466,16 @@ impl Machine {
             handoff: None,
             queue: VecDeque::new(),
             stuck: false,
+            drained: false,
             restore: false,
             kbps: None,
         });
         let lease = known.lease.clone();
         self.mine.insert(key.clone());
-        let parents =
-            parents_of(&lease).filter_map(|key| self.known.get(&key)).map(|known| known.lease.clone()).collect();
+        let parents = parents_of(&lease)
+            .filter_map(|key| self.known.get(&key))
+            .map(|known| known.lease.clone())
+            .collect();
         effects.push(Effect::Tell(News::Granted { lease: Box::new(lease), parents, deadline }));
         self.retime(now, key);
         if giver.as_ref() == Some(&self.me.worker) {
@@ -508,7 +523,14 @@ impl Machine {
         self.tell_everybody(now);
     }
 
-    fn refused(&mut self, now: Now, key: &LeaseKey, doing: Doing, row: Option<Lease>, effects: &mut Vec<Effect>) {
+    fn refused(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        doing: Doing,
+        row: Option<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         let holds = self.hold(key).is_some();
         let Some(row) = row else {
             if !holds {
