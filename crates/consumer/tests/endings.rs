@@ -45,6 +45,19 @@ async fn checkpoints_are_stored_while_work_goes_on() {
 }
 
 #[tokio::test]
+async fn how_much_is_read_is_measured_for_whoever_shares_out_leases() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put_texts([&*"x".repeat(500 << 10)]).await;
+    world.pass(Duration::from_secs(12)).await;
+    let kbps = world.measured(0).await.unwrap();
+    assert!((40.0..55.0).contains(&kbps), "{kbps}");
+    world.pass(Duration::from_secs(12)).await;
+    assert_eq!(world.measured(0).await, Some(0.0));
+}
+
+#[tokio::test]
 async fn what_was_processed_after_the_last_checkpoint_comes_again_after_a_crash() {
     let mut world = World::new(1).await;
     world.start_recorder();

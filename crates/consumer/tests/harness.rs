@@ -53,6 +53,7 @@ enum Order {
     End(Ending),
     Extend(Monotonic),
     StuckSince(oneshot::Sender<Option<Monotonic>>),
+    Measured(oneshot::Sender<Option<f64>>),
 }
 
 /// What processors were told.
@@ -225,6 +226,12 @@ impl World {
         answer.await.unwrap()
     }
 
+    pub(crate) async fn measured(&self, shard: u64) -> Option<f64> {
+        let (reply, answer) = oneshot::channel();
+        self.keepers[&ShardId::numbered(shard)].send(Order::Measured(reply)).await.unwrap();
+        answer.await.unwrap()
+    }
+
     pub(crate) async fn put(&self, records: impl IntoIterator<Item = Record>) {
         let records: Vec<Record> = records.into_iter().collect();
         let puts = self.stream.put_all(FOREVER, &records).await.unwrap();
@@ -314,6 +321,7 @@ async fn keep(
                 }
                 Some(Order::Extend(deadline)) => side.extend(deadline),
                 Some(Order::StuckSince(reply)) => _ = reply.send(side.stuck_since()),
+                Some(Order::Measured(reply)) => _ = reply.send(side.take_measured()),
                 // The worker was killed.
                 None => return,
             },
@@ -362,8 +370,10 @@ pub(crate) fn shown(checkpoint: &Checkpoint) -> String {
 /// Logs what it gets, and fails as it is told.
 pub(crate) struct Recorder {
     pub(crate) log: Log,
-    pub(crate) hook: Arc<dyn Fn(&str) -> Result<(), Failure> + Send + Sync>,
+    pub(crate) hook: Hook,
 }
+
+type Hook = Arc<dyn Fn(&str) -> Result<(), Failure> + Send + Sync>;
 
 impl Recorder {
     pub(crate) fn new(log: Log) -> Self {
