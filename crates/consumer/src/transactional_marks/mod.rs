@@ -13,7 +13,7 @@
 //! - TM-2: whoever holds an older lease than the row's fence is refused: nothing of theirs lands.
 //! - TM-3: a child shard begins with what the rows of its parents say.
 //!
-//! The transaction is handed over to [`Applying`] and comes back committed or not at all: it cannot be committed
+//! The transaction belongs to what `begin` answers, and ends committed or not at all: it cannot be committed
 //! without the row.
 //!
 //! The table is `tenure_marks`:
