@@ -22,10 +22,10 @@ pub(crate) struct Selection {
 
 /// Runs everything even after a failure, so that one run tells all that is wrong.
 pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
-    setup::ensure(cache, setup::needs(selection.embedded))?;
+    setup::ensure(cache, setup::needs_of_tests(selection.embedded))?;
     build(&selection)?;
     let instances = Instances::of(cache);
-    let services = instances.up_for_this_run("test", Kind::wanted(selection.embedded))?;
+    let services = instances.up_for_this_run("test", &Kind::of_tests(selection.embedded))?;
     let run = |command: &mut Command| {
         services.hand_to(command);
         if selection.long {
