@@ -30,7 +30,8 @@ pub(super) fn launch(cache: &Cache, dir: &Path, port: u16, etcd_ports: [u16; 2])
     write_private(&kubeconfig_path(dir), &kubeconfig(dir, port, &token))?;
     make_key(&dir.join("accounts.key"))?;
     let mut arguments: Vec<OsString> = vec!["-c".into(), SCRIPT.into(), "kubernetes".into()];
-    arguments.extend([programs.join("etcd"), programs.join("kube-apiserver"), dir.to_owned()].map(OsString::from));
+    arguments
+        .extend([programs.join("etcd"), programs.join("kube-apiserver"), dir.to_owned()].map(OsString::from));
     arguments.extend([port, etcd_ports[0], etcd_ports[1]].map(|port| port.to_string().into()));
     Ok(Launch { program: "sh".into(), arguments, environment: Vec::new(), user: None })
 }
@@ -83,7 +84,9 @@ contexts:
 
 fn token() -> Result<String> {
     let mut bytes = [0; 16];
-    File::open("/dev/urandom").and_then(|mut urandom| urandom.read_exact(&mut bytes)).context("draw a token")?;
+    File::open("/dev/urandom")
+        .and_then(|mut urandom| urandom.read_exact(&mut bytes))
+        .context("draw a token")?;
     Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
@@ -99,7 +102,8 @@ fn write_private(path: &Path, text: &str) -> Result<()> {
 fn make_key(path: &Path) -> Result<()> {
     let mut openssl = Command::new("openssl");
     openssl.args(["ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out"]).arg(path);
-    let output = openssl.stdin(Stdio::null()).output().context("run openssl: `cargo xtask setup kubernetes`")?;
+    let output =
+        openssl.stdin(Stdio::null()).output().context("run openssl: `cargo xtask setup kubernetes`")?;
     ensure!(output.status.success(), "openssl: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(())
 }

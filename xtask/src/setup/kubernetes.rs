@@ -56,6 +56,7 @@ pub(super) fn build(cache: &Cache) -> Result<()> {
 
     let step = Step::begin("build kube-apiserver (ten minutes of one processor)");
     let tree = unpack(&work, &tarball, &step)?;
+    mend(&work, &tree, &step)?;
     compile(&tree, &step)?;
     let built = tree.join("_output/bin/kube-apiserver");
     fs::copy(&built, bin.join("kube-apiserver")).with_context(|| format!("copy {}", built.display()))?;
@@ -137,24 +138,30 @@ fn codename(release: &str) -> Option<&str> {
 }
 
 fn unpack_etcd(work: &Path, bin: &Path, step: &Step) -> Result<()> {
-    let folder = work.join("etcd");
+    let etcd = unpack_package("etcd-server", work, step)?.join("usr/bin/etcd");
+    fs::copy(&etcd, bin.join("etcd")).with_context(|| format!("copy {}", etcd.display()))?;
+    Ok(())
+}
+
+/// Downloads a Debian package and unpacks it; nothing is installed.
+fn unpack_package(name: &str, work: &Path, step: &Step) -> Result<PathBuf> {
+    let folder = work.join(name);
     fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
     let mut download = Command::new("apt-get");
     if rustix::process::geteuid().is_root() {
         download.args(["-o", "APT::Sandbox::User=root"]);
     }
-    download.args(["-q", "download", "etcd-server"]).current_dir(&folder);
-    child::run_quietly(&mut download, step)
-        .context("fetch the package `etcd-server`: run `apt-get update` as root, and this again")?;
+    download.args(["-q", "download", name]).current_dir(&folder);
+    child::run_quietly(&mut download, step).with_context(|| {
+        format!("fetch the package `{name}`: run `apt-get update` as root, and this again")
+    })?;
     let files = fs::read_dir(&folder).context("list the packages")?.flatten();
     let package = files.map(|entry| entry.path()).find(|path| path.extension().is_some_and(|it| it == "deb"));
     let package = package.context("apt-get downloaded no package")?;
     let mut unpack = Command::new("dpkg-deb");
     unpack.arg("-x").arg(&package).arg(&folder);
     child::run_quietly(&mut unpack, step)?;
-    let etcd = folder.join("usr/bin/etcd");
-    fs::copy(&etcd, bin.join("etcd")).with_context(|| format!("copy {}", etcd.display()))?;
-    Ok(())
+    Ok(folder)
 }
 
 fn unpack(work: &Path, tarball: &Path, step: &Step) -> Result<PathBuf> {
@@ -169,6 +176,21 @@ fn unpack(work: &Path, tarball: &Path, step: &Step) -> Result<PathBuf> {
     child::run_quietly(&mut tar, step)?;
     std::os::unix::fs::symlink("../../..", place.join("kubernetes")).context("link the sources")?;
     Ok(tree)
+}
+
+/// The sources carry a library that reads Go's own data structures, and Debian's Go has others since: every JSON
+/// map would end in a crash. Debian carries the library's next version too.
+fn mend(work: &Path, tree: &Path, step: &Step) -> Result<()> {
+    let library = "github.com/modern-go/reflect2";
+    let package = unpack_package("golang-github-modern-go-reflect2-dev", work, step)?;
+    let (new, old) = (package.join("usr/share/gocode/src").join(library), tree.join("vendor").join(library));
+    fs::remove_dir_all(&old).with_context(|| format!("remove {}", old.display()))?;
+    fs::create_dir(&old).with_context(|| format!("create {}", old.display()))?;
+    for file in fs::read_dir(&new).with_context(|| format!("list {}", new.display()))?.flatten() {
+        fs::copy(file.path(), old.join(file.file_name()))
+            .with_context(|| format!("copy {}", new.display()))?;
+    }
+    Ok(())
 }
 
 fn compile(tree: &Path, step: &Step) -> Result<()> {

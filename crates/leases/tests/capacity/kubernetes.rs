@@ -9,7 +9,9 @@ use std::time::Duration;
 use k8s_openapi::api::apps::v1::{
     Deployment, DeploymentSpec, DeploymentStatus, StatefulSet, StatefulSetSpec, StatefulSetStatus,
 };
-use k8s_openapi::api::core::v1::{Container, Namespace, Pod, PodCondition, PodSpec, PodStatus, PodTemplateSpec};
+use k8s_openapi::api::core::v1::{
+    Container, Namespace, Pod, PodCondition, PodSpec, PodStatus, PodTemplateSpec,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -131,8 +133,7 @@ fn template(app: &str) -> PodTemplateSpec {
 
 fn deployment(name: &str, replicas: Option<i32>) -> Deployment {
     let selector = LabelSelector { match_labels: Some(labels(name)), ..LabelSelector::default() };
-    let spec =
-        DeploymentSpec { replicas, selector, template: template(name), ..DeploymentSpec::default() };
+    let spec = DeploymentSpec { replicas, selector, template: template(name), ..DeploymentSpec::default() };
     Deployment { metadata: named(name), spec: Some(spec), status: None::<DeploymentStatus> }
 }
 
@@ -154,7 +155,8 @@ async fn ready_pods_of_a_selector_are_counted() {
     assert_eq!(cluster.count(orders()).await, Count::Known(2));
     // On its way out, and held back so that it can be seen.
     let pods = cluster.pods();
-    let metadata = ObjectMeta { finalizers: Some(vec!["tenure.test/hold".to_owned()]), ..ObjectMeta::default() };
+    let metadata =
+        ObjectMeta { finalizers: Some(vec!["tenure.test/hold".to_owned()]), ..ObjectMeta::default() };
     let hold = Pod { metadata, ..Pod::default() };
     pods.patch("orders-2", &PatchParams::default(), &Patch::Merge(&hold)).await.unwrap();
     pods.delete("orders-2", &DeleteParams::default()).await.unwrap();
@@ -191,7 +193,9 @@ async fn the_declared_replicas_of_a_deployment_are_believed() {
     let count = |name: &str| cluster.count(Workload::Deployment(name.to_owned()));
     assert_eq!(count("orders").await, Count::Known(5), "although none of them runs");
     assert_eq!(count("unsaid").await, Count::Known(1), "the API server fills it in");
-    api.patch("orders", &PatchParams::default(), &Patch::Merge(&deployment("orders", Some(0)))).await.unwrap();
+    api.patch("orders", &PatchParams::default(), &Patch::Merge(&deployment("orders", Some(0))))
+        .await
+        .unwrap();
     unknown(count("orders").await, "deployment `orders` in namespace");
     unknown(count("missing").await, "not found");
 }
