@@ -13,12 +13,13 @@ etcd=$!
     --disable-admission-plugins=ServiceAccount &
 server=$!
 
-trap 'kill $server $etcd 2>/dev/null; wait; exit 0' TERM INT
+# Not asked politely: an API server takes a minute to leave, and nothing here outlives it.
+trap 'kill -KILL $server $etcd 2>/dev/null; wait; exit 0' TERM INT
 while kill -0 $server 2>/dev/null && kill -0 $etcd 2>/dev/null; do
     # In the background: a signal is heard while waiting, and not while a program runs.
     sleep 1 &
     wait $!
 done
-kill $server $etcd 2>/dev/null
+kill -KILL $server $etcd 2>/dev/null
 wait
 exit 1
