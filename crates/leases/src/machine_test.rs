@@ -671,6 +671,73 @@ fn a_lease_given_back_unasked_is_left_to_others_first() {
     );
 }
 
+// === figures ===
+
+/// The workers that may deliver each lease, counted.
+fn counts(world: &World, names: &[&str]) -> Vec<usize> {
+    let may = |name: &&str| {
+        let node = &world.nodes[*name];
+        let now = node.monotonic(world.now);
+        node.machine.held().filter(|(_, deadline)| now < *deadline).count()
+    };
+    names.iter().map(may).collect()
+}
+
+/// How long it takes until it is so.
+fn timed(world: &mut World, until: impl Fn(&World) -> bool) -> Duration {
+    let began = world.now;
+    while !until(world) {
+        assert!(world.now - began < Duration::from_secs(600), "never");
+        world.told.clear();
+        let next = world.now + Duration::from_millis(50);
+        world.run_until(next).unwrap();
+    }
+    world.now - began
+}
+
+#[test]
+fn a_join_of_sixty_leases_and_a_crash() {
+    let mut world = World::new();
+    let rows: Vec<String> = (0..60).map(|number: u32| number.to_string()).collect();
+    let play = |world: &mut World, line: &str| world.play_freely(line).unwrap();
+    play(&mut world, &format!("rows {}", rows.join(" ")));
+    for name in ["a", "b", "c"] {
+        play(&mut world, &format!("0s {name} starts"));
+        play(&mut world, &format!("0s {name} plans{}", if name == "a" { "" } else { " not" }));
+    }
+    play(&mut world, "100s");
+    assert_eq!(counts(&world, &["a", "b", "c"]), [20, 20, 20]);
+    let before = world.table.leases.clone();
+    play(&mut world, "100s d starts");
+    play(&mut world, "100s d plans not");
+    let took = timed(&mut world, |world| counts(world, &["a", "b", "c", "d"]) == [15; 4]);
+    assert!(took <= world.timing.lease * 2, "{took:?}");
+    let moved = |before: &BTreeMap<LeaseKey, Lease>, world: &World| {
+        world.table.leases.values().filter(|lease| before[&lease.key].owner != lease.owner).count()
+    };
+    assert_eq!(moved(&before, &world), 15, "exactly its share");
+    let before = world.table.leases.clone();
+    play(&mut world, "200s b crashes");
+    let took = timed(&mut world, |world| counts(world, &["a", "c", "d"]) == [20; 3]);
+    assert!(took <= world.timing.lease * 3 / 2, "{took:?}");
+    assert_eq!(moved(&before, &world), 15, "only those of the dead");
+}
+
+#[test]
+fn a_cold_start_of_a_thousand_shards() {
+    let mut world = World::new();
+    world.shards = (0..1000).map(|number| shard(&number.to_string())).collect();
+    let names: Vec<String> = (0..10).map(|number| format!("w{number}")).collect();
+    for name in &names {
+        world.play_freely(&format!("0s {name} starts cap=200")).unwrap();
+        let plans = if name == "w3" { "plans" } else { "plans not" };
+        world.play_freely(&format!("0s {name} {plans}")).unwrap();
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let took = timed(&mut world, |world| counts(world, &names) == [100; 10]);
+    assert!(took <= world.timing.lease * 2, "{took:?}");
+}
+
 // === histories ===
 
 /// Random faults, in the words of the timelines; then everything is mended, and every lease that can be read

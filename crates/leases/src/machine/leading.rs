@@ -11,7 +11,14 @@ const SPREAD_PER_LEASE: u32 = 8;
 /// Without a planner for so many leases, every worker sees to the rows by itself.
 const UNPLANNED_LEASES: u32 = 2;
 /// Rows that are made or deleted at a time.
-const CHORES_MAX: usize = 64;
+const CHORES_MAX: usize = 128;
+
+/// One look at what could be taken: what it costs to know is found out once.
+struct Round {
+    plan: Option<Plan>,
+    /// How many leases count against the cap.
+    held: usize,
+}
 
 impl Machine {
     // === taking ===
@@ -62,13 +69,17 @@ impl Machine {
                 }
             }
         }
-        let mut plan = None;
+        if claims.is_empty() {
+            return;
+        }
+        let ends = |key: &LeaseKey| self.lease(key).is_some_and(|lease| lease.checkpoint.is_end());
+        let mut round = Round { plan: None, held: self.mine.iter().filter(|key| !ends(key)).count() };
         for key in claims {
-            self.claim(now, &key, &mut plan, effects);
+            self.claim(now, &key, &mut round, effects);
         }
     }
 
-    fn claim(&mut self, now: Now, key: &LeaseKey, plan: &mut Option<Plan>, effects: &mut Vec<Effect>) {
+    fn claim(&mut self, now: Now, key: &LeaseKey, round: &mut Round, effects: &mut Vec<Effect>) {
         let Some(known) = self.known.get(key) else { return };
         if known.doing.is_some() || now.monotonic < self.claim_at(known, now.monotonic) {
             self.retime(now, key);
@@ -80,6 +91,7 @@ impl Machine {
         if is_mine && known.lease.giver.is_none() {
             // Promised and given, or mine before. The condition is that of a renewal.
             self.mine.insert(key.clone());
+            round.held += 1;
             let attempt = Attempt::Renew { key: key.clone(), counter, me, kbps: None };
             return self.send(now, key, What::Accept, counter + 1, attempt, effects);
         }
@@ -87,11 +99,9 @@ impl Machine {
         if let Some(known) = self.known.get_mut(key) {
             known.claimable = Some(since);
         }
-        let plan = plan.get_or_insert_with(|| self.plan(now.monotonic));
+        let plan = round.plan.get_or_insert_with(|| self.plan(now.monotonic));
         let is_placed_here = is_mine || plan.placements.get(key) == Some(&me);
-        let held =
-            self.mine.iter().filter(|key| self.lease(key).is_some_and(|lease| !lease.checkpoint.is_end()));
-        let count = held.count();
+        let count = round.held;
         let (soon, later) = self.graces(key);
         let room = if planted::is("takes_above_cap") { usize::MAX } else { self.cap };
         let takes = count < room
@@ -100,6 +110,7 @@ impl Machine {
                 || now.monotonic >= since + later);
         if takes {
             self.mine.insert(key.clone());
+            round.held += 1;
             let attempt = Attempt::Take { key: key.clone(), counter, me, from: owner };
             return self.send(now, key, What::Take, counter + 1, attempt, effects);
         }
@@ -295,17 +306,19 @@ impl Machine {
         effects: &mut Vec<Effect>,
     ) {
         self.chores.remove(key);
+        let known = matches!(answer, Answer::Applied(_) | Answer::Refused(_));
         match answer {
             Answer::Applied(Some(row)) => {
                 self.observe(now, now.monotonic, false, *row, effects);
                 self.tell_everybody(now);
-                self.review = true;
             }
             Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, *row, effects),
             Answer::Foreign(why) => self.raise(Alarm::BadRow(key.clone(), why), effects),
             // Whether it is there, the next scan says.
             _ => {}
         }
+        // Looked at anew once per batch: with thousands of shards, a look is long.
+        self.review |= known && self.chores.is_empty();
     }
 
     pub(super) fn delete_answered(
@@ -316,14 +329,13 @@ impl Machine {
         effects: &mut Vec<Effect>,
     ) {
         self.chores.remove(key);
+        let known = matches!(answer, Answer::Applied(_) | Answer::Refused(_));
         match answer {
-            Answer::Applied(_) | Answer::Refused(None) => {
-                self.forget(key);
-                self.review = true;
-            }
+            Answer::Applied(_) | Answer::Refused(None) => self.forget(key),
             Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, *row, effects),
             _ => {}
         }
+        self.review |= known && self.chores.is_empty();
     }
 
     /// Moves what somebody holds to whoever should have it, and says aloud what fits nowhere.
