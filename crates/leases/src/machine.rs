@@ -68,6 +68,8 @@ const PAUSES_PER_LEASE: u32 = 40;
 /// The longest pause, in sixteenths of a lease.
 const PAUSE_DOUBLINGS_MAX: u32 = 3;
 
+/// A finished lease that vanished is remembered for so many leases: children that have not begun come back to it.
+const GONE_LEASES: u32 = 30;
 /// The nudge row is read again if the answer does not come within so many of its periods.
 const NUDGE_PATIENCE: u32 = 4;
 
@@ -838,6 +840,11 @@ impl Machine {
         for key in absent {
             self.vanished(now, &key);
         }
+        // What was read to its end is deleted in the course of things, and need not be remembered for long.
+        let lease = self.timing.lease;
+        self.gone.retain(|_, gone| {
+            !gone.lease.checkpoint.is_end() || now.monotonic < gone.since + lease * GONE_LEASES
+        });
         self.look_again(now);
     }
 
