@@ -1,0 +1,1018 @@
+//! Decides what one worker does about its leases. Nothing here waits, reads a clock or draws a number.
+//!
+//! ```text
+//!   Starting ──► Running ──► Stopping ──► Stopped        the worker
+//!
+//!   seen ──► claimable ──► taking ──► held ──► given     one lease
+//!              ▲ expired, given back,   └────► lost
+//!                promised to me
+//! ```
+//!
+//! Whoever may take a lease takes it itself: every worker works out by the same rule who should have a lease
+//! that nobody has, and takes its own part. The elected planner only moves what somebody holds, and sees to it
+//! that there is a lease for every shard. So nothing stands still while no planner is elected.
+//!
+//! The rules, each with a test here and a planted bug:
+//!
+//! - LE-1 A lease is renewed and checkpointed only under the counter that I know, and only while it is mine or
+//!   mine to give.
+//! - LE-2 My own lease is over at the time its counter was first *sent* + lease − margin, whatever happened
+//!   since. What is over stays over.
+//! - LE-3 Another's lease is over once its counter stood still for a lease on my own monotonic clock, counted
+//!   from when I *received* the first read that showed it. The take is conditional on that counter.
+//! - LE-4 An unknown outcome is resolved by reading back, never by assuming.
+//! - LE-5 A receiver reads only once no giver is named.
+//! - LE-6 A giver that is not drained within the handoff timeout stops renewing, so that its lease runs out.
+//! - LE-7 A lease that was mine before this process began is not mine: it is watched like any other's.
+//! - LE-8 A lease whose parents are not at their end is not taken (LI-1), nor one whose parent's row has just
+//!   vanished.
+//! - LE-9 Nobody takes more than its cap, and what is above it is drained and given back.
+//! - LE-10 A row that vanished is put back by its holder; by anybody else only after a lease, because until
+//!   then its holder may live.
+//! - LE-11 A lease whose consumer is busy and does not get on is not renewed.
+//! - LE-12 Beside workers of another kind nothing is moved.
+//! - LE-13 A worker says that it leaves before it gives anything back, and gives back only what is drained.
+//!   From when on it is drained, nothing of it is delivered, whether or not it was given yet.
+//! - LE-14 A checkpoint never goes back.
+//! - LE-15 Two workers with one name: the second does not start.
+//! - LE-16 A worker whose leases last for another time does not start.
+
+mod fleet;
+mod leading;
+mod message;
+mod tending;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tenure_clock::Monotonic;
+use tenure_planted as planted;
+
+use self::fleet::Fleet;
+pub use self::message::{
+    Alarm, Answer, Call, CallId, Effect, Event, Fatal, Loss, Me, News, Now, Outcome, Planning, RequestId,
+    Scan,
+};
+use crate::attempt::{Attempt, Note, Presence};
+use crate::holding::Ending;
+use crate::lineage::{StreamShards, is_ready, parents_of};
+use crate::settings::Timing;
+use crate::{Checkpoint, Lease, LeaseKey, WorkerId};
+
+/// Requests that may wait per lease.
+const QUEUE_MAX: usize = 16;
+/// A call that failed is made again after so much of a lease: doubled each time, up to [`PAUSE_LEASES`].
+const PAUSES_PER_LEASE: u32 = 40;
+/// The longest pause, in sixteenths of a lease.
+const PAUSE_DOUBLINGS_MAX: u32 = 3;
+
+/// A finished lease that vanished is remembered for so many leases: children that have not begun come back to it.
+const GONE_LEASES: u32 = 30;
+/// The nudge row is read again if the answer does not come within so many of its periods.
+const NUDGE_PATIENCE: u32 = 4;
+
+/// One worker's keeper.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    me: Me,
+    cap: usize,
+    timing: Timing,
+    phase: Phase,
+    /// When the first scan was received.
+    began: Option<Monotonic>,
+    known: BTreeMap<LeaseKey, Known>,
+    /// When each lease is to be looked at next.
+    due: BTreeSet<(Monotonic, LeaseKey)>,
+    /// When each lease that I hold is over.
+    deadlines: BTreeSet<(Monotonic, LeaseKey)>,
+    /// What I hold, and what I am about to.
+    mine: BTreeSet<LeaseKey>,
+    /// Rows that vanished.
+    gone: BTreeMap<LeaseKey, Gone>,
+    bad: BTreeMap<LeaseKey, Arc<str>>,
+    fleet: Fleet,
+    planning: Planning,
+    unplanned_since: Monotonic,
+    calls: u64,
+    asked: BTreeMap<CallId, Asked>,
+    scan: Pace,
+    nudge: Pace,
+    list: Pace,
+    /// What the nudge row said when leases were last read.
+    nudge_seen: u64,
+    /// When to tell everybody to look, if that is wanted.
+    nudge_at: Option<Monotonic>,
+    nudged: Monotonic,
+    nudging: bool,
+    own: OwnRow,
+    shards: Option<Vec<StreamShards>>,
+    /// Rows that are being made or deleted.
+    chores: BTreeSet<LeaseKey>,
+    /// There were no leases when this worker came, and nobody held any.
+    fresh_table: bool,
+    /// Something is to be looked at with a planner's eyes.
+    review: bool,
+    alarms: BTreeSet<Alarm>,
+    deficit: usize,
+    desired_workers: usize,
+    fatal: Option<Fatal>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Phase {
+    /// Watches the row that another process of this name left, if there is one.
+    Starting {
+        rival: Option<Rival>,
+    },
+    Running,
+    Stopping {
+        by: Monotonic,
+        noted: bool,
+        leaving: bool,
+    },
+    Stopped,
+}
+
+/// Another process of this name, dead or alive.
+#[derive(Debug, Clone, PartialEq)]
+struct Rival {
+    incarnation: Arc<str>,
+    counter: u64,
+    /// The counters of what it holds.
+    leases: BTreeMap<LeaseKey, u64>,
+    since: Monotonic,
+}
+
+/// A call that is made again and again.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Pace {
+    next: Monotonic,
+    /// When the one under way was sent.
+    sent: Option<Monotonic>,
+}
+
+/// My row, as I last wrote it.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct OwnRow {
+    counter: u64,
+    written: Option<Monotonic>,
+    cap: u64,
+    holding: bool,
+    writing: bool,
+    /// What is being written is news for the others.
+    is_news: bool,
+    retry_at: Monotonic,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Asked {
+    Scan,
+    Nudge,
+    List,
+    Row(LeaseKey),
+    Write(LeaseKey),
+    Create(LeaseKey),
+    Delete(LeaseKey),
+    Settings,
+    Presence { first: bool },
+    Leave,
+    NudgeWrite,
+}
+
+/// A row that was there and is not any more.
+#[derive(Debug, Clone, PartialEq)]
+struct Gone {
+    lease: Lease,
+    since: Monotonic,
+    /// Its holder may live, and would put it back.
+    may_be_held: bool,
+}
+
+/// A lease, and what is known about it.
+#[derive(Debug, Clone, PartialEq)]
+struct Known {
+    lease: Lease,
+    /// When this counter was first received.
+    seen: Monotonic,
+    /// When the row was last learned of.
+    updated: Monotonic,
+    /// Its counter was seen to move.
+    moves: bool,
+    /// It is not to be moved before then.
+    pinned_until: Monotonic,
+    /// It was plainly mine when this process first saw it, and nothing happened to it since.
+    inherited: bool,
+    /// Since when I could take it.
+    claimable: Option<Monotonic>,
+    /// Not to be looked at before then, as far as taking it is concerned.
+    look_at: Monotonic,
+    /// I had it, and it did not go well: others first, until then.
+    shunned_until: Monotonic,
+    failures: u32,
+    doing: Option<Doing>,
+    hold: Option<Hold>,
+    due: Monotonic,
+    deadline: Monotonic,
+}
+
+/// A lease that I hold.
+#[derive(Debug, Clone, PartialEq)]
+struct Hold {
+    deadline: Monotonic,
+    next_renewal: Monotonic,
+    /// When the next counter was first sent.
+    first_sent: Option<Monotonic>,
+    retry_at: Monotonic,
+    asked: Option<Ending>,
+    handoff: Option<Handoff>,
+    queue: VecDeque<Ask>,
+    stuck: bool,
+    /// Its consumer has drained it: nothing more is delivered.
+    drained: bool,
+    /// The row vanished: put it back.
+    restore: bool,
+    kbps: Option<f64>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Handoff {
+    to: WorkerId,
+    since: Monotonic,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Ask {
+    Checkpoint { request: RequestId, at: Checkpoint, marks: Option<Bytes> },
+    Give { request: Option<RequestId> },
+}
+
+/// A write under way.
+#[derive(Debug, Clone, PartialEq)]
+struct Doing {
+    /// Which call's answer counts.
+    call: CallId,
+    what: What,
+    /// The counter before, and after.
+    from: u64,
+    to: u64,
+    sent: Monotonic,
+    /// The answer was lost: the row is read instead.
+    reading: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum What {
+    Renew,
+    Checkpoint { at: Checkpoint, marks: Option<Bytes> },
+    Restore,
+    Take,
+    Accept,
+    Evict,
+    Finish { to: WorkerId },
+    Begin { from: WorkerId, to: WorkerId },
+}
+
+/// What a worker knows, for whoever asks.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct View {
+    /// All leases, as they were last seen.
+    pub leases: Vec<Lease>,
+    /// What this worker holds, and until when.
+    pub held: BTreeMap<LeaseKey, Monotonic>,
+    /// Who is alive, and how many leases each may hold; `None` if it does not say so.
+    pub fleet: BTreeMap<WorkerId, Option<u64>>,
+    /// Whether this worker plans.
+    pub plans: bool,
+    /// How many leases nobody may hold; known to the planner alone.
+    pub deficit: usize,
+    /// How many workers would do; known to the planner alone.
+    pub desired_workers: usize,
+    /// What a person should know.
+    pub alarms: Vec<Alarm>,
+}
+
+impl Machine {
+    /// A worker that has not begun.
+    #[must_use]
+    pub fn new(me: Me, cap: usize, timing: Timing) -> Self {
+        Self {
+            me,
+            cap,
+            timing,
+            phase: Phase::Starting { rival: None },
+            began: None,
+            known: BTreeMap::new(),
+            due: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            mine: BTreeSet::new(),
+            gone: BTreeMap::new(),
+            bad: BTreeMap::new(),
+            fleet: Fleet::default(),
+            planning: Planning::Nobody,
+            unplanned_since: Monotonic::default(),
+            calls: 0,
+            asked: BTreeMap::new(),
+            scan: Pace::default(),
+            nudge: Pace::default(),
+            list: Pace::default(),
+            nudge_seen: 0,
+            nudge_at: None,
+            nudged: Monotonic::default(),
+            nudging: false,
+            own: OwnRow::default(),
+            shards: None,
+            chores: BTreeSet::new(),
+            fresh_table: false,
+            review: false,
+            alarms: BTreeSet::new(),
+            deficit: 0,
+            desired_workers: 0,
+            fatal: None,
+        }
+    }
+
+    /// Takes in what happened and says what to do. Invariant: at most one write of a lease is in flight.
+    #[must_use]
+    pub fn step(&mut self, now: Now, event: Event) -> Vec<Effect> {
+        let mut effects = Vec::new();
+        self.expire(now, &mut effects);
+        match event {
+            Event::Wake => {}
+            Event::Answered(id, answer) => {
+                if let Some(asked) = self.asked.remove(&id) {
+                    self.answered(now, id, asked, answer, &mut effects);
+                }
+            }
+            Event::Cap(cap) => {
+                if cap > self.cap {
+                    self.look_again(now);
+                }
+                self.cap = cap;
+            }
+            Event::Planner(planning) => self.planner_is(now, planning),
+            Event::Checkpoint { key, request, at, marks } => {
+                self.ask(now, &key, Ask::Checkpoint { request, at, marks }, &mut effects);
+            }
+            Event::Give { key, request } => self.ask(now, &key, Ask::Give { request }, &mut effects),
+            Event::Stuck { key, stuck } => self.stuck(now, &key, stuck, &mut effects),
+            Event::Measured { key, kbps } => {
+                if let Some(hold) = self.hold_mut(&key) {
+                    hold.kbps = Some(kbps);
+                }
+            }
+            Event::Stop => self.stop(now, &mut effects),
+        }
+        self.proceed(now, &mut effects);
+        effects
+    }
+
+    /// When [`Event::Wake`] is wanted at the latest.
+    #[must_use]
+    pub fn wake_at(&self) -> Monotonic {
+        let first =
+            |set: &BTreeSet<(Monotonic, LeaseKey)>| set.first().map_or(Monotonic::NEVER, |(at, _)| *at);
+        let idle = |pace: &Pace| if pace.sent.is_none() { pace.next } else { Monotonic::NEVER };
+        let nudge_write = match self.nudge_at {
+            Some(at) if !self.nudging => at,
+            _ => Monotonic::NEVER,
+        };
+        let common = first(&self.due).min(first(&self.deadlines)).min(idle(&self.scan)).min(nudge_write);
+        match &self.phase {
+            Phase::Stopped => Monotonic::NEVER,
+            Phase::Starting { .. } => idle(&self.scan),
+            Phase::Running => {
+                let list = if self.acts_at() == Monotonic::NEVER {
+                    Monotonic::NEVER
+                } else {
+                    idle(&self.list).max(self.acts_at())
+                };
+                common.min(idle(&self.nudge)).min(self.presence_at()).min(list)
+            }
+            Phase::Stopping { by, .. } => common.min(*by).min(self.presence_at()),
+        }
+    }
+
+    /// Whether this worker may deliver the records of a lease at `now`, whatever happened since the last step.
+    #[must_use]
+    pub fn may_deliver(&self, key: &LeaseKey, now: Monotonic) -> bool {
+        self.hold(key).is_some_and(|hold| now < hold.deadline && !hold.drained)
+    }
+
+    /// The leases whose records may be delivered, and until when.
+    pub fn held(&self) -> impl Iterator<Item = (&Lease, Monotonic)> {
+        self.mine.iter().filter_map(|key| {
+            let known = self.known.get(key)?;
+            let hold = known.hold.as_ref().filter(|hold| !hold.drained)?;
+            Some((&known.lease, hold.deadline))
+        })
+    }
+
+    /// A lease, as it was last seen.
+    #[must_use]
+    pub fn lease(&self, key: &LeaseKey) -> Option<&Lease> {
+        self.known.get(key).map(|known| &known.lease)
+    }
+
+    /// Who keeps leases.
+    #[must_use]
+    pub const fn me(&self) -> &Me {
+        &self.me
+    }
+
+    /// Whether the worker takes leases.
+    #[must_use]
+    pub const fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running)
+    }
+
+    /// Whether the machine ended.
+    #[must_use]
+    pub const fn is_stopped(&self) -> bool {
+        matches!(self.phase, Phase::Stopped)
+    }
+
+    /// What this worker knows.
+    #[must_use]
+    pub fn view(&self, now: Monotonic) -> View {
+        let fleet = self.alive(now).into_iter();
+        View {
+            leases: self.known.values().map(|known| known.lease.clone()).collect(),
+            held: self.held().map(|(lease, deadline)| (lease.key.clone(), deadline)).collect(),
+            fleet: fleet.map(|id| (id.clone(), self.fleet.row(&id).map(|row| row.cap))).collect(),
+            plans: self.planning == Planning::Me,
+            deficit: self.deficit,
+            desired_workers: self.desired_workers,
+            alarms: self.alarms.iter().cloned().collect(),
+        }
+    }
+
+    // === what everything else uses ===
+
+    fn hold(&self, key: &LeaseKey) -> Option<&Hold> {
+        self.known.get(key)?.hold.as_ref()
+    }
+
+    fn hold_mut(&mut self, key: &LeaseKey) -> Option<&mut Hold> {
+        self.known.get_mut(key)?.hold.as_mut()
+    }
+
+    fn call(&mut self, by: Monotonic, asked: Asked, call: Call, effects: &mut Vec<Effect>) -> CallId {
+        self.calls += 1;
+        let id = CallId(self.calls);
+        self.asked.insert(id, asked);
+        effects.push(Effect::Call { id, by, call });
+        id
+    }
+
+    /// How long to wait after so many failures in a row.
+    fn pause(&self, failures: u32) -> Duration {
+        self.timing.lease / PAUSES_PER_LEASE * 2_u32.pow(failures.saturating_sub(1).min(PAUSE_DOUBLINGS_MAX))
+    }
+
+    /// Tells everybody to look, soon: several changes in a moment are one.
+    fn tell_everybody(&mut self, now: Now) {
+        let soon = (self.nudged + self.timing.nudge / 2).max(now.monotonic);
+        self.nudge_at = Some(self.nudge_at.map_or(soon, |at| at.min(soon)));
+    }
+
+    fn raise(&mut self, alarm: Alarm, effects: &mut Vec<Effect>) {
+        if self.alarms.insert(alarm.clone()) {
+            effects.push(Effect::Tell(News::Alarm(alarm)));
+        }
+    }
+
+    // === phases ===
+
+    fn proceed(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        match self.phase {
+            Phase::Stopped => return,
+            Phase::Starting { .. } => {}
+            Phase::Running => {
+                self.shed(now, effects);
+                self.attend(now, effects);
+                self.lead(now, effects);
+                self.keep_presence(now, effects);
+            }
+            Phase::Stopping { .. } => {
+                self.attend(now, effects);
+                self.keep_presence(now, effects);
+                self.leave(now, effects);
+            }
+        }
+        self.look(now, effects);
+    }
+
+    fn look(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let at = now.monotonic;
+        if self.phase == Phase::Stopped {
+            return;
+        }
+        if self.scan.sent.is_none() && at >= self.scan.next {
+            self.scan.sent = Some(at);
+            self.call(at + self.timing.lease / 2, Asked::Scan, Call::Scan, effects);
+        }
+        let runs = self.phase == Phase::Running;
+        if runs && self.nudge.sent.is_none() && at >= self.nudge.next {
+            self.nudge.sent = Some(at);
+            self.call(at + self.timing.nudge * NUDGE_PATIENCE, Asked::Nudge, Call::Nudge, effects);
+        }
+        if let Some(due) = self.nudge_at
+            && at >= due
+            && !self.nudging
+        {
+            (self.nudge_at, self.nudging, self.nudged) = (None, true, at);
+            self.call(at + self.timing.renew, Asked::NudgeWrite, Call::Note(Note::Nudge), effects);
+        }
+        if runs && self.list.sent.is_none() && at >= self.list.next && at >= self.acts_at() {
+            self.list.sent = Some(at);
+            self.call(at + self.timing.lease.max(Duration::from_secs(10)), Asked::List, Call::List, effects);
+        }
+    }
+
+    fn stop(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        match self.phase {
+            Phase::Starting { .. } => {
+                // A presence row that was just written is left to its time to live.
+                self.phase = Phase::Stopped;
+                effects.push(Effect::Tell(News::Stopped));
+            }
+            Phase::Running => {
+                let by = now.monotonic + self.timing.stop;
+                // Whose row it is not cannot say that it leaves.
+                let noted = self.fatal.is_some();
+                self.phase = Phase::Stopping { by, noted, leaving: false };
+                for key in self.mine.clone() {
+                    self.ask_to_give(now, &key, Ending::Stop, effects);
+                }
+                // Nothing more is taken, and what was promised is given back.
+                for key in self.known.keys().cloned().collect::<Vec<_>>() {
+                    self.retime(now, &key);
+                    self.decline(now, &key, effects);
+                }
+            }
+            Phase::Stopping { .. } | Phase::Stopped => {}
+        }
+    }
+
+    /// The end, once nothing is held and nothing is under way.
+    fn leave(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        let Phase::Stopping { by, leaving, .. } = self.phase else { return };
+        if now.monotonic >= by {
+            for key in self.mine.clone() {
+                self.lose(now, &key, Loss::Stopped, effects);
+            }
+            self.end(effects);
+            return;
+        }
+        let busy = self.known.values().any(|known| known.doing.is_some());
+        let busy = busy || self.own.writing || self.nudge_at.is_some() || self.nudging;
+        if leaving || busy || !self.mine.is_empty() {
+            return;
+        }
+        if self.fatal.is_some() || self.own.written.is_none() {
+            self.end(effects);
+            return;
+        }
+        if let Phase::Stopping { leaving, .. } = &mut self.phase {
+            *leaving = true;
+        }
+        let note = Note::Leave { worker: self.me.worker.clone(), incarnation: self.me.incarnation.clone() };
+        self.call(now.monotonic + self.timing.renew, Asked::Leave, Call::Note(note), effects);
+    }
+
+    fn end(&mut self, effects: &mut Vec<Effect>) {
+        self.phase = Phase::Stopped;
+        effects.push(Effect::Tell(News::Stopped));
+    }
+
+    fn fail(&mut self, now: Now, fatal: Fatal, effects: &mut Vec<Effect>) {
+        if self.fatal.is_none() {
+            self.fatal = Some(fatal.clone());
+            effects.push(Effect::Tell(News::Fatal(fatal)));
+            self.stop(now, effects);
+        }
+    }
+
+    // === answers ===
+
+    fn answered(&mut self, now: Now, id: CallId, asked: Asked, answer: Answer, effects: &mut Vec<Effect>) {
+        match asked {
+            Asked::Scan => {
+                let sent = self.scan.sent.take().unwrap_or(now.monotonic);
+                match answer {
+                    Answer::Scanned(scan) => {
+                        self.scan.next = now.monotonic + self.timing.scan;
+                        self.scanned(now, sent, scan, effects);
+                    }
+                    _ => self.scan.next = now.monotonic + self.pause(3),
+                }
+            }
+            Asked::Nudge => {
+                self.nudge.sent = None;
+                self.nudge.next = now.monotonic + self.timing.nudge;
+                if let Answer::Nudge(counter) = answer
+                    && counter != self.nudge_seen
+                {
+                    self.scan.next = now.monotonic;
+                }
+            }
+            Asked::List => {
+                self.list.sent = None;
+                self.list.next = now.monotonic + self.pause(3);
+                if let Answer::Shards(streams) = answer {
+                    self.list.next = now.monotonic + self.timing.list;
+                    self.shards = Some(streams);
+                    self.review = true;
+                }
+            }
+            Asked::Row(key) => self.row_answered(now, id, &key, answer, effects),
+            Asked::Write(key) => self.write_answered(now, id, &key, answer, effects),
+            Asked::Create(key) => self.create_answered(now, &key, answer, effects),
+            Asked::Delete(key) => self.delete_answered(now, &key, answer, effects),
+            // Whatever came of it, the row says.
+            Asked::Settings => self.scan.next = now.monotonic,
+            Asked::Presence { first } => self.presence_answered(now, first, &answer, effects),
+            Asked::Leave => self.end(effects),
+            Asked::NudgeWrite => {
+                self.nudging = false;
+                if !matches!(answer, Answer::Applied(_)) {
+                    self.nudge_at = Some(now.monotonic + self.pause(1));
+                }
+            }
+        }
+    }
+
+    fn scanned(&mut self, now: Now, sent: Monotonic, scan: Scan, effects: &mut Vec<Effect>) {
+        self.nudge_seen = scan.nudge;
+        let first = self.began.is_none();
+        self.fleet.update(now.monotonic, scan.workers);
+        if first {
+            self.began = Some(now.monotonic);
+            self.unplanned_since = now.monotonic;
+            self.fresh_table =
+                scan.leases.is_empty() && scan.bad.is_empty() && !self.fleet.others_hold(&self.me.worker);
+        }
+        self.take_in(now, sent, first, scan.leases, scan.bad, effects);
+        if let Some(stored) = scan.settings
+            && stored != self.timing.lease
+            && !planted::is("any_lease_will_do")
+        {
+            return self.fail(now, Fatal::OtherLease { stored }, effects);
+        }
+        let mine = self.fleet.row(&self.me.worker).cloned();
+        match (&self.phase, mine) {
+            (Phase::Starting { .. }, _) if scan.settings.is_none() => {
+                let note = Note::Settings { lease: self.timing.lease };
+                self.scan.next = now.monotonic + self.timing.scan;
+                self.call(now.monotonic + self.timing.renew, Asked::Settings, Call::Note(note), effects);
+            }
+            (Phase::Starting { .. }, Some(row)) if row.incarnation != self.me.incarnation => {
+                self.watch_rival(now, &row, effects);
+            }
+            (Phase::Starting { .. }, _) => self.write_presence(now, None, effects),
+            (Phase::Running, Some(row)) if row.incarnation != self.me.incarnation => {
+                self.fail(now, Fatal::SameWorker, effects);
+            }
+            // Swept away, or deleted: the others must not take us for strangers.
+            (Phase::Running, None) if !self.own.writing => self.own.written = None,
+            _ => {}
+        }
+        self.review = true;
+    }
+
+    /// LE-15: a row that another process left is watched for a lease, and so is what it holds.
+    fn watch_rival(&mut self, now: Now, row: &Presence, effects: &mut Vec<Effect>) {
+        let me = &self.me.worker;
+        let is_its = |lease: &Lease| {
+            lease.giver.as_ref() == Some(me) || (lease.owner.as_ref() == Some(me) && lease.giver.is_none())
+        };
+        let leases: BTreeMap<LeaseKey, u64> = self
+            .known
+            .values()
+            .filter(|known| is_its(&known.lease))
+            .map(|known| (known.lease.key.clone(), known.lease.counter))
+            .collect();
+        let Phase::Starting { rival } = &mut self.phase else { return };
+        let before = rival.get_or_insert_with(|| Rival {
+            incarnation: row.incarnation.clone(),
+            counter: row.counter,
+            leases: leases.clone(),
+            since: now.monotonic,
+        });
+        let moved =
+            leases.iter().any(|(key, counter)| before.leases.get(key).is_some_and(|old| old != counter));
+        let lives = moved || before.incarnation != row.incarnation || before.counter != row.counter;
+        let since = before.since;
+        if lives && !planted::is("name_taken_twice") {
+            self.fail(now, Fatal::SameWorker, effects);
+        } else if now.monotonic >= since + self.timing.lease || planted::is("name_taken_twice") {
+            self.write_presence(now, Some((row.incarnation.clone(), row.counter)), effects);
+        } else {
+            self.scan.next = (now.monotonic + self.timing.scan).min(since + self.timing.lease);
+        }
+    }
+
+    // === my own row ===
+
+    fn holds_any(&self) -> bool {
+        self.mine.iter().any(|key| self.hold(key).is_some())
+    }
+
+    fn cap_to_say(&self) -> u64 {
+        match self.phase {
+            Phase::Stopping { .. } => 0,
+            _ => u64::try_from(self.cap).unwrap_or(u64::MAX).min(i64::MAX.unsigned_abs()),
+        }
+    }
+
+    /// When my row is to be written next. A worker that holds leases is seen by its renewals.
+    fn presence_at(&self) -> Monotonic {
+        let leaving = matches!(self.phase, Phase::Stopping { leaving: true, .. });
+        if self.own.writing || self.fatal.is_some() || leaving {
+            return Monotonic::NEVER;
+        }
+        let Some(written) = self.own.written else { return self.own.retry_at };
+        let changed =
+            self.own.cap != self.cap_to_say() || (self.is_running() && self.own.holding != self.holds_any());
+        let period = if self.holds_any() { self.timing.presence_ttl / 3 } else { self.timing.renew };
+        if changed { self.own.retry_at } else { (written + period).max(self.own.retry_at) }
+    }
+
+    fn keep_presence(&mut self, now: Now, effects: &mut Vec<Effect>) {
+        if now.monotonic >= self.presence_at() {
+            self.write_presence(now, None, effects);
+        }
+    }
+
+    fn write_presence(&mut self, now: Now, over: Option<(Arc<str>, u64)>, effects: &mut Vec<Effect>) {
+        if self.own.writing {
+            return;
+        }
+        let row = Presence {
+            worker: self.me.worker.clone(),
+            incarnation: self.me.incarnation.clone(),
+            cap: self.cap_to_say(),
+            holding: self.holds_any(),
+            counter: self.own.counter + 1,
+            expires: (now.wall + self.timing.presence_ttl).as_seconds(),
+        };
+        let first = matches!(self.phase, Phase::Starting { .. });
+        self.own.is_news = self.own.written.is_none() || self.own.cap != row.cap;
+        self.own.counter = row.counter;
+        (self.own.cap, self.own.holding, self.own.writing) = (row.cap, row.holding, true);
+        let call = Call::Note(Note::Presence { me: row, over });
+        self.call(now.monotonic + self.timing.renew, Asked::Presence { first }, call, effects);
+    }
+
+    fn presence_answered(&mut self, now: Now, first: bool, answer: &Answer, effects: &mut Vec<Effect>) {
+        self.own.writing = false;
+        if let Phase::Stopping { noted, .. } = &mut self.phase
+            && self.own.cap == 0
+            && !*noted
+        {
+            // LE-13: said, or it cannot be said. What is drained need not wait for more.
+            *noted = true;
+            for key in self.mine.clone() {
+                self.retime(now, &key);
+            }
+        }
+        if matches!(answer, Answer::Applied(_)) {
+            self.own.written = Some(now.monotonic);
+            if first && matches!(self.phase, Phase::Starting { .. }) {
+                self.phase = Phase::Running;
+                effects.push(Effect::Tell(News::Started));
+                self.scan.next = now.monotonic;
+                self.look_again(now);
+            }
+            if self.own.is_news {
+                self.tell_everybody(now);
+            }
+            return;
+        }
+        self.own.retry_at = now.monotonic + self.pause(1);
+        // Said anew as soon as it can be.
+        if self.own.written.is_some() {
+            self.own.written = Some(Monotonic::default());
+        }
+        if matches!(answer, Answer::Refused(_)) || first {
+            self.scan.next = self.own.retry_at;
+        }
+    }
+
+    // === what is known ===
+
+    /// Takes in the leases of a scan that was sent at `sent`.
+    fn take_in(
+        &mut self,
+        now: Now,
+        sent: Monotonic,
+        first: bool,
+        leases: Vec<Lease>,
+        bad: Vec<(LeaseKey, Arc<str>)>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.bad = bad.into_iter().collect();
+        self.alarms.retain(|alarm| match alarm {
+            Alarm::BadRow(key, why) => self.bad.get(key) == Some(why),
+            _ => true,
+        });
+        for (key, why) in self.bad.clone() {
+            self.raise(Alarm::BadRow(key, why), effects);
+        }
+        let mut shown = BTreeSet::new();
+        for lease in leases {
+            shown.insert(lease.key.clone());
+            self.observe(now, sent, first, lease, effects);
+        }
+        let absent: Vec<LeaseKey> = self
+            .known
+            .iter()
+            .filter(|(key, known)| {
+                !shown.contains(*key)
+                    && !self.bad.contains_key(*key)
+                    && known.updated < sent
+                    && known.doing.is_none()
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in absent {
+            self.vanished(now, &key);
+        }
+        // What was read to its end is deleted in the course of things, and need not be remembered for long.
+        let lease = self.timing.lease;
+        self.gone.retain(|_, gone| {
+            !gone.lease.checkpoint.is_end() || now.monotonic < gone.since + lease * GONE_LEASES
+        });
+        self.look_again(now);
+    }
+
+    /// A row is not there any more.
+    fn vanished(&mut self, now: Now, key: &LeaseKey) {
+        if let Some(hold) = self.hold_mut(key) {
+            // LE-10: I hold it, so I put it back.
+            hold.restore = true;
+            self.retime(now, key);
+            return;
+        }
+        let Some(known) = self.known.remove(key) else { return };
+        self.due.remove(&(known.due, key.clone()));
+        let may_be_held = known.lease.owner.is_some() || known.lease.giver.is_some();
+        self.gone.insert(key.clone(), Gone { lease: known.lease, since: now.monotonic, may_be_held });
+        self.review = true;
+    }
+
+    /// Takes in a row that was read or met. Rows that I hold are judged by my own writes, except that they may
+    /// say that I am to give.
+    fn observe(&mut self, now: Now, sent: Monotonic, first: bool, row: Lease, effects: &mut Vec<Effect>) {
+        let key = row.key.clone();
+        self.gone.remove(&key);
+        let me = &self.me.worker;
+        let plainly_mine = row.owner.as_ref() == Some(me) && row.giver.is_none();
+        let at = now.monotonic;
+        let Some(known) = self.known.get_mut(&key) else {
+            // Somebody else's may have moved just now.
+            let pinned_until = if row.owner.is_some() { at + self.timing.move_interval } else { at };
+            let known = Known {
+                seen: if planted::is("expiry_from_send") { sent } else { at },
+                updated: at,
+                moves: false,
+                pinned_until,
+                inherited: plainly_mine && first,
+                claimable: None,
+                look_at: at,
+                shunned_until: at,
+                failures: 0,
+                doing: None,
+                hold: None,
+                due: Monotonic::NEVER,
+                deadline: Monotonic::NEVER,
+                lease: row,
+            };
+            self.known.insert(key.clone(), known);
+            self.retime(now, &key);
+            return;
+        };
+        // A read that was under way while the row was written may be older than what I know.
+        if row.counter < known.lease.counter && sent <= known.updated {
+            return;
+        }
+        if known.hold.is_some() {
+            if row.giver.as_ref() == Some(me) && row.counter >= known.lease.counter {
+                let to = row.owner.clone();
+                self.notice_handoff(now, &key, to, effects);
+            } else if row.counter > known.lease.counter && !plainly_mine && known.doing.is_none() {
+                // Somebody took it. A write would be refused.
+                let by = row.owner.clone();
+                self.adopt(now, row);
+                self.lose(now, &key, Loss::Superseded { by }, effects);
+            }
+            return;
+        }
+        if row.counter == known.lease.counter && sent <= known.updated {
+            return;
+        }
+        self.adopt(now, row);
+    }
+
+    /// The row is this now.
+    fn adopt(&mut self, now: Now, row: Lease) {
+        let key = row.key.clone();
+        self.gone.remove(&key);
+        let me = self.me.worker.clone();
+        let interval = self.timing.move_interval;
+        let Some(known) = self.known.get_mut(&key) else { return };
+        let plainly_mine = row.owner.as_ref() == Some(&me) && row.giver.is_none();
+        if row.counter != known.lease.counter && !planted::is("watch_ignores_counter") {
+            known.moves = known.lease.owner.is_some() && known.lease.owner == row.owner;
+            known.seen = now.monotonic;
+            known.claimable = None;
+            known.failures = 0;
+        }
+        if row.owner != known.lease.owner {
+            known.claimable = None;
+            if row.owner.is_some() && known.lease.owner.is_some() {
+                known.pinned_until = now.monotonic + interval;
+            }
+        }
+        if !plainly_mine {
+            known.inherited = false;
+        }
+        known.updated = now.monotonic;
+        let ended = row.checkpoint.is_end() && !known.lease.checkpoint.is_end();
+        known.lease = row;
+        self.retime(now, &key);
+        if ended {
+            // Its children may be ready now.
+            self.look_again(now);
+            self.review = true;
+        }
+    }
+
+    /// Everything that could be taken is looked at again.
+    fn look_again(&mut self, now: Now) {
+        for key in self.known.keys().cloned().collect::<Vec<_>>() {
+            if let Some(known) = self.known.get_mut(&key)
+                && known.hold.is_none()
+            {
+                known.look_at = now.monotonic;
+                self.retime(now, &key);
+            }
+        }
+    }
+
+    /// LE-8: whether a lease may be read, as far as is known.
+    fn is_ready(&self, lease: &Lease, now: Monotonic) -> bool {
+        let lookup = |key: &LeaseKey| {
+            let known = self.known.get(key).map(|known| &known.lease);
+            known.or_else(|| {
+                let gone = self.gone.get(key)?;
+                (now < gone.since + self.timing.lease * 2).then_some(&gone.lease)
+            })
+        };
+        if parents_of(lease).any(|key| self.bad.contains_key(&key)) || !is_ready(lease, lookup) {
+            return false;
+        }
+        let begun = matches!(lease.checkpoint, Checkpoint::At { .. });
+        let settled = self.began.is_some_and(|began| now >= began + self.timing.lease);
+        // Whoever has just come cannot know whether a parent's row has just vanished.
+        begun || settled || self.fresh_table || parents_of(lease).all(|key| self.known.contains_key(&key))
+    }
+
+    /// Works out anew when a lease is to be looked at.
+    fn retime(&mut self, now: Now, key: &LeaseKey) {
+        let due = self.due_at(now, key);
+        let Some(known) = self.known.get_mut(key) else { return };
+        let deadline = known.hold.as_ref().map_or(Monotonic::NEVER, |hold| hold.deadline);
+        if due != known.due {
+            self.due.remove(&(known.due, key.clone()));
+            if due != Monotonic::NEVER {
+                self.due.insert((due, key.clone()));
+            }
+            known.due = due;
+        }
+        if deadline != known.deadline {
+            self.deadlines.remove(&(known.deadline, key.clone()));
+            if deadline != Monotonic::NEVER {
+                self.deadlines.insert((deadline, key.clone()));
+            }
+            known.deadline = deadline;
+        }
+    }
+
+    fn due_at(&self, now: Now, key: &LeaseKey) -> Monotonic {
+        let Some(known) = self.known.get(key) else { return Monotonic::NEVER };
+        if known.doing.is_some() {
+            return Monotonic::NEVER;
+        }
+        match &known.hold {
+            Some(hold) => self.work_at(hold, known),
+            None => self.claim_at(known, now.monotonic),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "machine_test.rs"]
+mod tests;

@@ -1,0 +1,59 @@
+//! Who is alive, as one worker sees it: by presence rows, and by renewals.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use tenure_clock::Monotonic;
+
+use crate::WorkerId;
+use crate::attempt::Presence;
+
+/// The presence rows, and since when each is as it is.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Fleet {
+    rows: BTreeMap<WorkerId, Seen>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Seen {
+    row: Presence,
+    /// When this counter was first received.
+    since: Monotonic,
+}
+
+impl Fleet {
+    /// Takes in the rows of a scan.
+    pub(super) fn update(&mut self, now: Monotonic, rows: Vec<Presence>) {
+        let mut seen = BTreeMap::new();
+        for row in rows {
+            let since = match self.rows.get(&row.worker) {
+                Some(before)
+                    if before.row.counter == row.counter && before.row.incarnation == row.incarnation =>
+                {
+                    before.since
+                }
+                _ => now,
+            };
+            seen.insert(row.worker.clone(), Seen { row, since });
+        }
+        self.rows = seen;
+    }
+
+    pub(super) fn row(&self, worker: &WorkerId) -> Option<&Presence> {
+        self.rows.get(worker).map(|seen| &seen.row)
+    }
+
+    /// Those whose row was written within a lease, as far as was seen.
+    pub(super) fn fresh(&self, now: Monotonic, lease: Duration) -> BTreeSet<WorkerId> {
+        self.rows
+            .iter()
+            .filter(|(_, seen)| now < seen.since + lease)
+            .map(|(worker, _)| worker.clone())
+            .collect()
+    }
+
+    /// Whether any worker but `me` says that it holds leases.
+    pub(super) fn others_hold(&self, me: &WorkerId) -> bool {
+        self.rows.iter().any(|(worker, seen)| worker != me && seen.row.holding)
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests across the crate's modules.
+
+mod fleet;
