@@ -9,7 +9,8 @@
 //! By bytes, loads are evened out instead of counts: as long as a move from the most loaded to the least
 //! loaded lowers the higher of the two by a worthwhile part.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use tenure_planted as planted;
 
@@ -136,20 +137,15 @@ impl<'a> Desk<'a> {
 
     fn by_count(&mut self, plan: &mut Plan) {
         self.set_targets();
+        // Whoever lacks most; of those who lack the same, the first by name.
+        let lacks = |seat: &Seat<'_>| seat.target.saturating_sub(seat.held.len());
+        let mut lacking: BinaryHeap<(usize, Reverse<usize>)> =
+            self.seats.iter().enumerate().map(|(at, seat)| (lacks(seat), Reverse(at))).collect();
         for load in std::mem::take(&mut self.free) {
-            // Whoever lacks most; of those who lack the same, the first by name.
-            let lacks = |seat: &Seat<'_>| seat.target.saturating_sub(seat.held.len());
-            let Some(seat) =
-                self.seats.iter().enumerate().max_by_key(|(at, seat)| (lacks(seat), usize::MAX - at))
-            else {
-                return;
-            };
-            let at = seat.0;
-            if lacks(&self.seats[at]) == 0 {
-                break;
-            }
+            let Some((lacks @ 1.., Reverse(at))) = lacking.pop() else { break };
             self.seats[at].held.push(load);
             plan.placements.insert(load.key.clone(), self.seats[at].worker.id.clone());
+            lacking.push((lacks - 1, Reverse(at)));
         }
         for from in 0..self.seats.len() {
             if self.seats[from].sheds {
@@ -197,7 +193,8 @@ impl<'a> Desk<'a> {
         let (share, odd) = (left / open.len(), left % open.len());
         open.sort_by_key(|&at| (usize::MAX - self.seats[at].held.len(), at));
         for (rank, at) in open.into_iter().enumerate() {
-            self.seats[at].target = (share + usize::from(rank < odd)).min(self.cap(at));
+            let spare = if planted::is("plan_is_uneven") { 2 } else { 0 };
+            self.seats[at].target = (share + spare + usize::from(rank < odd)).min(self.cap(at));
         }
     }
 
