@@ -144,6 +144,23 @@ fn le2_what_is_over_stays_over() {
 }
 
 #[test]
+fn le2_a_counter_that_a_lost_hold_sent_counts_from_then() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        3s     a calls hang
+        9.8s                   -> a lost 0 expired
+        10s    a hung calls land
+        10s    a calls work
+        10s    row 0 is owner=a counter=2
+        13.3s                  -> a got 0 until=23.1s
+        13.3s  row 0 is owner=a counter=3
+        ",
+    );
+}
+
+#[test]
 fn le3_a_dead_workers_lease_is_taken_a_lease_after_its_counter_was_seen() {
     check(
         "
@@ -241,10 +258,10 @@ fn le4_an_unknown_renewal_is_read_back() {
         9.8s                   -> a lost 0 expired
         9.8s   row 0 is counter=1
         11s    a calls work
-        13.55s                 -> a got 0
-        13.55s row 0 is counter=2
+        13.55s                 -> a got 0 until=23.35s
+        13.55s row 0 is counter=3
         13.6s  a hung calls land
-        13.6s  row 0 is counter=2
+        13.6s  row 0 is counter=3
         ",
     );
 }
@@ -485,7 +502,8 @@ fn finished_leases_go_once_their_children_have_begun() {
         6s     a gives 0       -> done, gave 0
         10s    row 0 is at=end
         10s    a checkpoints 1 at 50  -> done
-        13s    row 0 absent
+        49s    row 0 is at=end
+        53s    row 0 absent
         ",
     );
 }
@@ -498,6 +516,53 @@ fn without_a_planner_workers_help_themselves() {
         0s     a starts        -> started
         19s    row 0 absent
         20s                    -> a got 0
+        ",
+    );
+}
+
+#[test]
+fn le10_what_vanished_is_made_again_only_by_a_list_that_is_newer() {
+    check(
+        "
+        shards 0
+        0s     a starts        -> started
+        0s     a plans         -> got 0
+        5s     a gives 0       -> done, gave 0
+        6s     shards 1
+        6s     row 0 deleted
+        7.75s                  -> a got 1
+        29s    row 0 absent
+        ",
+    );
+}
+
+#[test]
+fn le10_a_row_that_vanished_may_have_been_taken_since_it_was_seen() {
+    check(
+        "
+        shards 0 1
+        0s     a starts cap=1  -> started
+        0s     a plans         -> got 0, alarm deficit 1
+        1s     java takes 1
+        1s     row 1 deleted
+        12.5s  row 1 absent
+        12.75s                 -> a alarm deficit 1
+        12.75s row 1 is owner=none
+        ",
+    );
+}
+
+#[test]
+fn li4_a_lease_that_is_newer_than_the_list_is_not_of_a_shard_that_is_gone() {
+    check(
+        "
+        shards 0
+        0s     a starts cap=1  -> started
+        0s     a plans         -> got 0
+        4s     shards 0 1
+        4s     rows 1
+        5.25s                  -> a alarm deficit 1
+        29s    row 1 is owner=none
         ",
     );
 }

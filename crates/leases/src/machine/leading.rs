@@ -1,7 +1,9 @@
 //! Who takes what nobody has, and what the planner does.
 
+use tenure_stream::Shard;
+
 use super::*;
-use crate::lineage::{Deletion, chores};
+use crate::lineage::{Deletion, chores, key_of};
 use crate::plan::{Load, Plan, Worker, plan};
 
 /// What should have been taken by somebody else is anybody's, up to a fair share, after so much of a lease.
@@ -10,6 +12,8 @@ const GRACE_PER_LEASE: u32 = 4;
 const SPREAD_PER_LEASE: u32 = 8;
 /// Without a planner for so many leases, every worker sees to the rows by itself.
 const UNPLANNED_LEASES: u32 = 2;
+/// A finished lease stays for so many leases.
+const LINGERING_LEASES: u32 = 5;
 /// Rows that are made or deleted at a time.
 const CHORES_MAX: usize = 128;
 
@@ -147,6 +151,7 @@ impl Machine {
             // During a handoff it is the giver that counts on.
             let renews = known.lease.giver.as_ref().or(known.lease.owner.as_ref());
             if let Some(worker) = renews
+                && known.moves
                 && now < known.seen + self.timing.lease
                 && !known.lease.checkpoint.is_end()
                 && !alive.contains(worker)
@@ -268,15 +273,26 @@ impl Machine {
             deletions.extend(found.delete);
         }
         let began = self.began.unwrap_or(now.monotonic);
-        let settled = now.monotonic >= began + self.timing.lease || self.fresh_table;
+        // What was never seen may have been made, taken and deleted while this worker did not look.
+        let looks = now.monotonic < self.scanned + self.timing.lease;
+        let settled = looks && (now.monotonic >= began + self.timing.lease || self.fresh_table);
         for lease in creations {
             let key = lease.key.clone();
-            // LE-10: its holder may live, and would put it back.
+            // LE-10: its holder may live, and would put it back. It may have one although none was known.
             let waits = match self.gone.get(&key) {
-                Some(gone) => gone.may_be_held && now.monotonic < gone.since + self.timing.lease,
+                Some(gone) => now.monotonic < gone.since + self.timing.lease,
                 None => !settled,
             };
-            let waits = waits && !planted::is("vanished_is_free");
+            // What is absent may have been read to its end and cleaned away since the shards were listed.
+            let outdated = match self.gone.get(&key) {
+                Some(gone) => self.listed < gone.since,
+                None => self.listed + self.timing.lease < now.monotonic,
+            };
+            let outdated = outdated && !planted::is("any_list_will_do");
+            if outdated {
+                self.list.next = self.list.next.min(now.monotonic);
+            }
+            let waits = (waits && !planted::is("vanished_is_free")) || outdated;
             if waits || self.bad.contains_key(&key) || self.chores.len() >= CHORES_MAX {
                 continue;
             }
@@ -288,6 +304,14 @@ impl Machine {
         for Deletion { key, finished } in deletions {
             let Some(known) = self.known.get(&key) else { continue };
             if known.doing.is_some() || known.hold.is_some() || self.chores.len() >= CHORES_MAX {
+                continue;
+            }
+            // A request to make this row, which its sender gave up, may still be under way, and would land.
+            if finished && now.monotonic < known.since + self.timing.lease * LINGERING_LEASES {
+                continue;
+            }
+            // A shard that is missing from a list, or its children, may be newer than it.
+            if self.listed <= known.since && !planted::is("unlisted_is_gone") {
                 continue;
             }
             let counter = known.lease.counter;
@@ -331,11 +355,27 @@ impl Machine {
         self.chores.remove(key);
         let known = matches!(answer, Answer::Applied(_) | Answer::Refused(_));
         match answer {
-            Answer::Applied(_) | Answer::Refused(None) => self.forget(key),
+            Answer::Applied(_) | Answer::Refused(None) => {
+                if let Some(known) = self.known.get(key) {
+                    let gone = Gone { lease: known.lease.clone(), since: now.monotonic };
+                    self.gone.insert(key.clone(), gone);
+                }
+                self.forget(key);
+            }
             Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, *row, effects),
             _ => {}
         }
         self.review |= known && self.chores.is_empty();
+    }
+
+    /// The shards were listed. What was read to its end is remembered for as long as it is: an older list wants it.
+    pub(super) fn take_in_shards(&mut self, sent: Monotonic, streams: Vec<StreamShards>) {
+        let key = |stream: &StreamShards, shard: &Shard| key_of(stream.stream.as_deref(), &shard.id);
+        let keys =
+            streams.iter().flat_map(|stream| stream.shards.iter().map(move |shard| key(stream, shard)));
+        let keys: BTreeSet<LeaseKey> = keys.collect();
+        self.gone.retain(|key, gone| !gone.lease.checkpoint.is_end() || keys.contains(key));
+        (self.shards, self.shard_keys, self.listed) = (Some(streams), keys, sent);
     }
 
     /// Moves what somebody holds to whoever should have it, and says aloud what fits nowhere.

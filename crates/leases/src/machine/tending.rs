@@ -255,6 +255,10 @@ impl Machine {
             {
                 hold.first_sent.get_or_insert(sent);
             }
+            let counts = !matches!(what, What::Begin { .. } | What::Evict | What::Finish { .. });
+            if counts && known.counted.is_none_or(|(counter, _)| counter != to) {
+                known.counted = Some((to, sent));
+            }
             known.doing = Some(Doing { call, from: known.lease.counter, to, sent, reading: false, what });
         }
         self.retime(now, key);
@@ -437,14 +441,23 @@ impl Machine {
 
     /// A lease that was taken is mine.
     fn taken(&mut self, now: Now, key: &LeaseKey, doing: &Doing, row: Lease, effects: &mut Vec<Effect>) {
-        let sent = if planted::is("lease_deadline_from_receipt") { now.monotonic } else { doing.sent };
+        // LE-2: a renewal of the last hold may have had this counter already, and may be what landed.
+        let counted = self.known.get(key).and_then(|known| known.counted).filter(|(to, _)| *to == doing.to);
+        let sent = if planted::is("lease_deadline_from_receipt") {
+            now.monotonic
+        } else if planted::is("taken_again_counts_anew") {
+            doing.sent
+        } else {
+            counted.map_or(doing.sent, |(_, first)| first)
+        };
         let deadline = sent + self.timing.validity;
         let giver = row.giver.clone();
         let to = row.owner.clone();
         self.adopt(now, row);
         self.mine.remove(key);
-        if now.monotonic >= deadline {
-            // It came too late to be of use; whether anybody has it since, the next scan says.
+        if now.monotonic >= deadline || self.lease(key).is_some_and(|lease| lease.checkpoint.is_end()) {
+            // It came too late to be of use, whether anybody has it since, the next scan says; or a checkpoint of
+            // the last hold had landed unheard, and there is nothing more to read.
             return;
         }
         if !self.is_running() {
