@@ -11,11 +11,16 @@ use tenure_clock::{Clock, SystemClock};
 use crate::cdc::Cdc;
 use crate::election::Election;
 use crate::fleet::{self, SumsOf};
+use crate::leases::{Leases, scale};
 use crate::scenario::{Named, OutcomeOf, Plan, Scenario, Tally, Watch};
 use crate::shrink::{Shrunk, shrink};
 
 /// Fewer schedules than this are a replay, and need not inject every kind of fault nor come far.
 const SCHEDULES_TO_JUDGE: u64 = 100;
+
+/// The size of a large fleet.
+const SCALE_SHARDS: u32 = 10_000;
+const SCALE_WORKERS: usize = 1000;
 
 /// Runs the pure machines in a simulated world, thousands of schedules a run.
 #[derive(Debug, Parser)]
@@ -31,6 +36,14 @@ enum Chosen {
     Election(Selection),
     /// A few nodes take turns in publishing a database's changes.
     Cdc(Selection),
+    /// A few workers share the shards of a stream.
+    Leases {
+        #[command(flatten)]
+        selection: Selection,
+        /// One calm world instead: 10,000 shards and 1,000 workers that start at once.
+        #[arg(long)]
+        scale: bool,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -86,6 +99,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match &arguments.scenario {
         Chosen::Election(selection) => simulate::<Election>(selection),
         Chosen::Cdc(selection) => simulate::<Cdc>(selection),
+        Chosen::Leases { selection, scale: true } => at_scale(selection.json),
+        Chosen::Leases { selection, scale: false } => simulate::<Leases>(selection),
     }
 }
 
@@ -112,6 +127,17 @@ fn simulate<S: Scenario>(selection: &Selection) -> ExitCode {
         eprintln!("error: {problem}");
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A large fleet, and what it costs.
+fn at_scale(json: bool) -> ExitCode {
+    let figures = scale::run(SCALE_SHARDS, SCALE_WORKERS);
+    if json {
+        println!("{}", serde_json::to_string(&figures).unwrap_or_default());
+    } else {
+        println!("{figures:#?}");
+    }
+    if figures.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn report<S: Scenario>(selection: &Selection, sums: &SumsOf<S>, seconds: f64) {

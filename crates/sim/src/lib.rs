@@ -12,6 +12,7 @@ pub mod draws;
 pub mod election;
 pub mod fault;
 pub mod fleet;
+pub mod leases;
 pub mod network;
 pub mod node_clock;
 pub mod scenario;
