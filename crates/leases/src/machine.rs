@@ -80,7 +80,7 @@ const NUDGE_PATIENCE: u32 = 4;
 /// A parent whose row is lost is waited for until it is back, but not for ever: its shard may be gone as well.
 const PARENT_PATIENCE_LEASES: u32 = 50;
 /// Whoever has just come cannot know whether a parent's row has just vanished, and waits for so long.
-const STRANGER_PATIENCE_LEASES: u32 = 3;
+const STRANGER_PATIENCE_LEASES: u32 = 6;
 
 /// One worker's keeper.
 #[derive(Debug, Clone, PartialEq)]
@@ -674,6 +674,8 @@ impl Machine {
         if !first && before + self.timing.lease < now.monotonic {
             // Whoever did not look for so long knows as little as one who has just come.
             (self.began, self.fresh_table) = (Some(now.monotonic), false);
+            // A row that had vanished may have been put back, and have vanished again.
+            self.gone.values_mut().for_each(|gone| gone.since = now.monotonic);
         }
         if first {
             self.began = Some(now.monotonic);

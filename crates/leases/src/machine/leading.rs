@@ -276,8 +276,12 @@ impl Machine {
         // What was never seen may have been made, taken and deleted while this worker did not look.
         let looks = now.monotonic < self.scanned + self.timing.lease;
         let settled = looks && (now.monotonic >= began + self.timing.lease || self.fresh_table);
-        for lease in creations {
+        for mut lease in creations {
             let key = lease.key.clone();
+            if !self.fresh_table && !self.gone.contains_key(&key) {
+                // There may have been one before, and somebody may remember its counter, which only rises.
+                lease.counter = u64::try_from(now.wall.as_seconds()).unwrap_or(0);
+            }
             // LE-10: its holder may live, and would put it back. It may have one although none was known.
             let waits = match self.gone.get(&key) {
                 Some(gone) => now.monotonic < gone.since + self.timing.lease,
