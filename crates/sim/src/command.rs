@@ -18,10 +18,6 @@ use crate::shrink::{Shrunk, shrink};
 /// Fewer schedules than this are a replay, and need not inject every kind of fault nor come far.
 const SCHEDULES_TO_JUDGE: u64 = 100;
 
-/// The size of a large fleet.
-const SCALE_SHARDS: u32 = 10_000;
-const SCALE_WORKERS: usize = 1000;
-
 /// Runs the pure machines in a simulated world, thousands of schedules a run.
 #[derive(Debug, Parser)]
 #[command(name = "tenure-sim", version)]
@@ -40,9 +36,15 @@ enum Chosen {
     Leases {
         #[command(flatten)]
         selection: Selection,
-        /// One calm world instead: 10,000 shards and 1,000 workers that start at once.
+        /// One calm world instead: a large fleet that starts at once.
         #[arg(long)]
         scale: bool,
+        /// With --scale: how many shards.
+        #[arg(long, default_value_t = 10_000, requires = "scale", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        shards: u32,
+        /// With --scale: how many workers.
+        #[arg(long, default_value_t = 1000, requires = "scale", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+        workers: u16,
     },
 }
 
@@ -99,8 +101,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match &arguments.scenario {
         Chosen::Election(selection) => simulate::<Election>(selection),
         Chosen::Cdc(selection) => simulate::<Cdc>(selection),
-        Chosen::Leases { selection, scale: true } => at_scale(selection.json),
-        Chosen::Leases { selection, scale: false } => simulate::<Leases>(selection),
+        Chosen::Leases { selection, scale: true, shards, workers } => {
+            at_scale(selection.json, *shards, usize::from(*workers))
+        }
+        Chosen::Leases { selection, .. } => simulate::<Leases>(selection),
     }
 }
 
@@ -130,8 +134,8 @@ fn simulate<S: Scenario>(selection: &Selection) -> ExitCode {
 }
 
 /// A large fleet, and what it costs.
-fn at_scale(json: bool) -> ExitCode {
-    let figures = scale::run(SCALE_SHARDS, SCALE_WORKERS);
+fn at_scale(json: bool, shards: u32, workers: usize) -> ExitCode {
+    let figures = scale::run(shards, workers);
     if json {
         println!("{}", serde_json::to_string(&figures).unwrap_or_default());
     } else {

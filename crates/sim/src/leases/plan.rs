@@ -258,6 +258,12 @@ impl Plan {
         }
     }
 
+    /// Whether it is a calm world that ends when all is owned.
+    #[must_use]
+    pub const fn is_large(&self) -> bool {
+        self.course.heal_at == 0
+    }
+
     /// How long a shard that can be read may be without an owner once all is well: the bound of LS-5.
     ///
     /// A lease whose holder died runs out (1), a process of the same name is watched first (1), whoever lost it for

@@ -303,7 +303,7 @@ impl<'p, K: Keeper> World<'p, K> {
         });
         let stream = Stream::new(plan.shards, plan.shards_max);
         let tears = plan.course.incidents.iter().any(|incident| incident.fault == Fault::RowDeleted);
-        let large = plan.nodes.len() > 100;
+        let large = plan.is_large();
         let mut world = Self {
             plan,
             stage: Stage::new(plan.course.end_at, if large { u64::MAX } else { EVENTS_MAX }, watch),

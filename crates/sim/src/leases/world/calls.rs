@@ -271,7 +271,9 @@ impl<K: Keeper> World<'_, K> {
             }
             if self.tears {
                 for lease in &scan.leases {
-                    if let Some(shard) = self.stream.of(&lease.key) {
+                    // Whoever holds it goes by its own writes.
+                    let shard = self.stream.of(&lease.key);
+                    if let Some(shard) = shard.filter(|shard| !self.nodes[node].holds.contains_key(shard)) {
                         let seen = behind(&lease.checkpoint, &self.stream.shards[shard]);
                         self.nodes[node].seen.insert(shard, seen);
                     }

@@ -117,7 +117,7 @@ impl<K: Keeper> World<'_, K> {
         self.nodes[index].holds.insert(shard, holding);
         self.hold_until(index, shard, deadline);
         self.go_on(holding);
-        if self.plan.nodes.len() > 100 {
+        if self.plan.is_large() {
             self.look_whether_all_is_held();
         }
     }

@@ -70,7 +70,9 @@ impl<K: Keeper> World<'_, K> {
         let last = scans.last().copied().unwrap_or(0);
         let seen =
             |since: u64| scans.iter().find(|at| **at > since).is_some_and(|first| last >= first + half);
-        last + half > self.stage.now && self.foreign.holds.values().any(|(_, since)| seen(*since))
+        let is_there = |shard: &usize| self.table.leases.contains_key(&self.stream.shards[*shard].key);
+        let mut holds = self.foreign.holds.iter().filter(|(shard, _)| is_there(shard));
+        last + half > self.stage.now && holds.any(|(_, (_, since))| seen(*since))
     }
 
     fn drop_it(&mut self, shard: usize) {
