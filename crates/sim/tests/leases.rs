@@ -60,7 +60,6 @@ fn seeds_that_broke_once_hold() {
         (4379, "news_agree"),
         // A worker that had been paused made a row that another held and somebody had deleted.
         (11_837, "LS-1"),
-        (6404, "LS-1"),
         // A parent's row was lost: one worker knew that it had ended, and handed its child to one who did not.
         (1362, "LS-5"),
         // A cap that could not be said was not said again before the clock had run for twenty minutes.
