@@ -8,6 +8,7 @@ use anyhow::{Result, ensure};
 
 use crate::cache::Cache;
 use crate::child;
+use crate::debezium;
 use crate::services::{Instances, Kind};
 use crate::setup;
 use crate::workspace::cargo;
@@ -20,6 +21,8 @@ pub(crate) enum Subject {
     Stream,
     /// How long a shard is without a leader, and what elections cost.
     Election,
+    /// How quickly shards change hands, and what reading a record costs.
+    Consumer,
     /// What publishing row changes costs, beside the server's own reader of its log.
     Cdc,
 }
@@ -27,7 +30,7 @@ pub(crate) enum Subject {
 impl Subject {
     /// Whether it measures servers that we start for it, and not itself and what it starts alone.
     const fn has_servers(self) -> bool {
-        !matches!(self, Self::Election | Self::Cdc)
+        !matches!(self, Self::Election | Self::Consumer | Self::Cdc)
     }
 }
 
@@ -48,6 +51,12 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
     let services = Instances::of(cache).up_for_this_run("bench", servers)?;
     let mut measure = program(&selection);
     services.hand_to(&mut measure);
+    if matches!(selection.subject, Subject::Cdc)
+        && !selection.embedded
+        && let Some(jars) = debezium::jars(cache)
+    {
+        measure.env(debezium::JARS, jars);
+    }
     measure.arg("--").args(selection.json.then_some("--json")).args(&selection.extra);
     let measured = child::run(&mut measure)?;
     services.down()?;
@@ -59,6 +68,7 @@ fn program(selection: &Selection) -> Command {
         Subject::Store => ("tenure-store", "store"),
         Subject::Stream => ("tenure-stream", "stream"),
         Subject::Election => ("tenure-election", "election"),
+        Subject::Consumer => ("tenure-consumer", "consumer"),
         Subject::Cdc => ("tenure-cdc", "cdc"),
     };
     let mut command = cargo(["bench", "--package", package, "--bench", bench]);

@@ -31,6 +31,16 @@ impl Cache {
         self.root.join("loopback")
     }
 
+    /// An environment of Python's with Debezium's jars in it; it exists only once fully installed.
+    pub(crate) fn debezium(&self) -> PathBuf {
+        self.root.join("debezium-venv")
+    }
+
+    /// The API server of Kubernetes and its etcd; it exists only once both are there.
+    pub(crate) fn kubernetes(&self, version: &str) -> PathBuf {
+        self.root.join("kubernetes").join(version)
+    }
+
     /// Where `--cfg planted` builds: never mixed with what is run in earnest.
     pub(crate) fn planted_target(&self) -> PathBuf {
         self.root.join("planted-target")

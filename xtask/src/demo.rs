@@ -21,7 +21,7 @@ pub(crate) fn exec(cache: &Cache, arguments: &[String]) -> Error {
 }
 
 fn build_and_exec(cache: &Cache, arguments: &[String]) -> Result<Infallible> {
-    setup::ensure(cache, vec![Need::Compiler])?;
+    setup::ensure(cache, vec![Need::Compiler, Need::Postgres])?;
     // Not quiet: cargo's own progress line is the best one for a build.
     let status = child::run(&mut cargo(["build", "--package", "tenure", "--bin", "tenure"]))?;
     ensure!(status.success(), "cargo could not build tenure: its messages are above");

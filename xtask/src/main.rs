@@ -10,6 +10,7 @@
 mod bench;
 mod cache;
 mod child;
+mod debezium;
 mod demo;
 mod interrupt;
 mod planted;
@@ -43,13 +44,17 @@ enum Chore {
     /// Install what is missing: Debian packages, emulators, cargo-nextest.
     ///
     /// Safe to repeat. Without root it prints the commands to run and fails if something is
-    /// missing. Emulators land in $TENURE_CACHE (default ~/.cache/tenure).
+    /// missing. Emulators land in $TENURE_CACHE (default ~/.cache/tenure). The API server of
+    /// Kubernetes is compiled, which takes ten minutes of one processor, once.
     Setup {
         /// Only what the embedded tests need: Postgres, cargo-nextest, a C compiler.
         #[arg(long)]
         embedded: bool,
+        /// Only this.
+        #[arg(conflicts_with = "embedded")]
+        step: Option<SetupStep>,
     },
-    /// Scratch servers on loopback: Postgres and the DynamoDB and Kinesis emulators.
+    /// Scratch servers on loopback: Postgres, the DynamoDB and Kinesis emulators, a Kubernetes API server.
     Services {
         #[command(subcommand)]
         verb: ServicesVerb,
@@ -129,6 +134,13 @@ enum Chore {
     },
 }
 
+/// What can be set up by itself, because it takes long.
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum SetupStep {
+    /// The API server of Kubernetes, and etcd.
+    Kubernetes,
+}
+
 #[derive(Subcommand)]
 enum ServicesVerb {
     /// Start what is not running, after installing what is missing.
@@ -189,8 +201,12 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
     let cache = Cache::locate()?;
     interrupt::watch()?;
     match chore {
-        Chore::Setup { embedded } => {
-            setup::ensure(&cache, setup::needs(embedded))?;
+        Chore::Setup { embedded, step } => {
+            let needs = match step {
+                Some(SetupStep::Kubernetes) => setup::needs_of_kubernetes(),
+                None => setup::needs_of_tests(embedded),
+            };
+            setup::ensure(&cache, needs)?;
             eprintln!("set-up is complete");
         }
         Chore::Services { verb } => return run_services(&cache, verb),
@@ -216,8 +232,8 @@ fn run_services(cache: &Cache, verb: ServicesVerb) -> anyhow::Result<ExitCode> {
     let instances = Instances::of(cache);
     match verb {
         ServicesVerb::Up { embedded, instance } => {
-            setup::ensure(cache, setup::needs(embedded))?;
-            instances.up_to_stay(&instance.name, Kind::wanted(embedded))?;
+            setup::ensure(cache, setup::needs_of_tests(embedded))?;
+            instances.up_to_stay(&instance.name, &Kind::of_tests(embedded))?;
         }
         ServicesVerb::Down { instance } => instances.lock()?.down(&instance.name)?,
         ServicesVerb::Status { json, instance } => {

@@ -30,6 +30,10 @@ pub(crate) enum Scenario {
     Election,
     /// The publisher, its row, and where it may begin.
     Cdc,
+    /// The reader of shards: dedup, checkpoints, and what it does with a lease.
+    Consumer,
+    /// Who reads which shard.
+    Leases,
 }
 
 impl Scenario {
@@ -37,6 +41,8 @@ impl Scenario {
         match self {
             Self::Election => "election",
             Self::Cdc => "cdc",
+            Self::Consumer => "consumer",
+            Self::Leases => "leases",
         }
     }
 
@@ -44,6 +50,16 @@ impl Scenario {
         match self {
             Self::Election => &ELECTION,
             Self::Cdc => &CDC,
+            Self::Consumer => &CONSUMER,
+            Self::Leases => &LEASES,
+        }
+    }
+
+    /// How many schedules a bug gets in the simulation: some seconds of them.
+    const fn sim_schedules(self) -> &'static str {
+        match self {
+            Self::Election | Self::Cdc => "2000",
+            Self::Leases | Self::Consumer => "600",
         }
     }
 }
@@ -121,6 +137,68 @@ const CDC: [Bug; 30] = [
     bug("shard_rate_is_ignored", "CP-17"),
     bug("shapes_are_forgotten", "CP-18"),
     bug("shapes_run_ahead", "CP-18"),
+];
+
+/// In the order of the rules in `crates/consumer`.
+const CONSUMER: [Bug; 16] = [
+    bug("dedup_ignores_floor", "DD-1"),
+    bug("gap_not_judged", "DD-2"),
+    bug("zombie_is_delivered", "DD-3"),
+    bug("child_forgets_parents", "DD-4"),
+    bug("marks_of_other_lanes", "DD-4"),
+    bug("marks_of_another_checkpoint", "MK-1"),
+    bug("watermark_skips", "WM-1"),
+    bug("marks_as_read", "PG-1"),
+    bug("delivers_after_deadline", "CO-1"),
+    bug("checkpoint_as_read", "CO-2"),
+    bug("skips_whole_record", "CO-2"),
+    bug("gives_before_checkpoint", "CO-3"),
+    bug("stopped_is_read_at_once", "CO-4"),
+    bug("applies_again", "TM-1"),
+    bug("marks_without_fence", "TM-2"),
+    bug("child_forgets_rows", "TM-3"),
+];
+
+/// In the order of the rules in `crates/leases`; `LS-…` are the checkers of the simulation.
+const LEASES: [Bug; 38] = [
+    bug("lease_deadline_from_receipt", "LE-2, LS-1"),
+    bug("lease_retry_stretches_deadline", "LE-2, LS-1"),
+    bug("lease_no_rate_margin", "LE-2, LS-1"),
+    bug("expired_hold_revives", "LE-2, LS-1"),
+    bug("taken_again_counts_anew", "LE-2, LS-1"),
+    bug("take_without_counter", "LE-3, LS-1"),
+    bug("expires_early", "LE-3, LS-1"),
+    bug("expiry_from_send", "LE-3, LS-1"),
+    bug("watch_ignores_counter", "LE-3, LS-1"),
+    bug("unknown_is_landed", "LE-4, LS-1"),
+    bug("reads_before_given", "LE-5, LS-1"),
+    bug("finish_without_counter", "LE-5"),
+    bug("handoff_without_end", "LE-6, LS-5"),
+    bug("inherited_is_mine", "LE-7, LS-1"),
+    bug("takes_above_cap", "LE-9, LS-6"),
+    bug("vanished_is_free", "LE-10, LS-1"),
+    bug("any_list_will_do", "LE-10, LS-2"),
+    bug("stuck_is_renewed", "LE-11, LS-5"),
+    bug("moves_beside_foreigners", "LE-12"),
+    bug("evict_without_counter", "LE-13"),
+    bug("gives_before_saying", "LE-13"),
+    bug("delivers_while_giving", "LE-13, LS-1"),
+    bug("lease_checkpoint_without_fence", "LE-1, LS-2"),
+    bug("checkpoint_goes_back", "LE-14, LS-2"),
+    bug("name_taken_twice", "LE-15, LS-1"),
+    bug("any_lease_will_do", "LE-16"),
+    bug("child_before_parents", "LE-8, LI-1, LS-4"),
+    bug("child_after_one_parent", "LE-8, LI-1, LS-4"),
+    bug("child_at_initial", "LI-2, LS-3"),
+    bug("children_made_first", "LI-3, LS-4"),
+    bug("parent_deleted_early", "LI-4"),
+    bug("deleted_row_forgets", "LE-10, LS-7"),
+    bug("lost_row_loses_its_line", "LI-4, LS-7"),
+    bug("lost_parent_stays_lost", "LI-4, LS-7"),
+    bug("unlisted_is_gone", "LI-4, LS-7"),
+    bug("plan_ignores_cap", "PL-3"),
+    bug("moves_twice", "PL-4, LS-6"),
+    bug("plan_is_uneven", "PL-1, PL-2, LS-6"),
 ];
 
 const fn bug(name: &'static str, breaks: &'static str) -> Bug {
@@ -258,20 +336,18 @@ fn fails(layer: &Layer, bug: Option<&Bug>) -> Result<Option<String>> {
 // === building ===
 
 /// The rest is quicker to build as it is.
-const OPTIMISED: [&str; 9] = [
+const OPTIMISED: [&str; 10] = [
     "tenure-clock",
     "tenure-planted",
     "tenure-election",
     "tenure-store",
     "tenure-stream",
     "tenure-cdc",
+    "tenure-leases",
     "tenure-sim",
     "bytes",
     "stateright",
 ];
-
-/// How many schedules a bug gets in the simulation: some seconds of them.
-const SIM_SCHEDULES: &str = "2000";
 
 fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
     let target = cache.planted_target();
@@ -281,22 +357,26 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
             &["test", "--no-run", "--package", "tenure-election", "--lib", "--test", "main"],
         )?,
         Scenario::Cdc => executables(&target, &["test", "--no-run", "--package", "tenure-cdc", "--lib"])?,
+        Scenario::Consumer => executables(
+            &target,
+            &["test", "--no-run", "--package", "tenure-consumer", "--lib", "--test", "main"],
+        )?,
+        Scenario::Leases => {
+            executables(&target, &["test", "--no-run", "--package", "tenure-leases", "--lib"])?
+        }
     };
+    if let Scenario::Consumer = scenario {
+        return Ok(vec![
+            layer("machine", &tests, "tenure_consumer", &["--quiet"])?,
+            layer("driver", &tests, "main", &["--quiet"])?,
+        ]);
+    }
     let sim = executables(&target, &["build", "--package", "tenure-sim", "--bin", "tenure-sim"])?;
-    let layer = |name, found: &[(String, PathBuf)], program: &str, arguments: &[&str]| {
-        let found = found.iter().find(|(target, _)| target == program);
-        let program = found.with_context(|| format!("cargo built no `{program}`"))?.1.clone();
-        Ok::<_, anyhow::Error>(Layer {
-            name,
-            program,
-            arguments: arguments.iter().map(OsString::from).collect(),
-        })
-    };
     let sim = layer(
         "sim",
         &sim,
         "tenure-sim",
-        &[scenario.name(), "--schedules", SIM_SCHEDULES, "--seed", "1", "--json"],
+        &[scenario.name(), "--schedules", scenario.sim_schedules(), "--seed", "1", "--json"],
     )?;
     Ok(match scenario {
         Scenario::Election => vec![
@@ -305,7 +385,21 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
             sim,
         ],
         Scenario::Cdc => vec![layer("machine", &tests, "tenure_cdc", &["--quiet"])?, sim],
+        // It has no simulation of its own, and has returned above.
+        Scenario::Consumer => Vec::new(),
+        Scenario::Leases => vec![layer("machine", &tests, "tenure_leases", &["--quiet"])?, sim],
     })
+}
+
+fn layer(
+    name: &'static str,
+    found: &[(String, PathBuf)],
+    program: &str,
+    arguments: &[&str],
+) -> Result<Layer> {
+    let found = found.iter().find(|(target, _)| target == program);
+    let program = found.with_context(|| format!("cargo built no `{program}`"))?.1.clone();
+    Ok(Layer { name, program, arguments: arguments.iter().map(OsString::from).collect() })
 }
 
 /// Builds, and says where the programs are, by the name of their target.
@@ -347,37 +441,52 @@ mod tests {
     use super::*;
     use crate::workspace;
 
-    /// The names in `planted::is("…")` of every source file of the crate.
-    fn asked_for(package: &str) -> BTreeSet<String> {
-        let folder = workspace::root().join("crates").join(package).join("src");
-        let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-        let texts = files.filter(|file| file.is_file()).map(|file| fs::read_to_string(file).unwrap());
-        let names = |text: String| {
-            let calls = text.split("planted::is(\"").skip(1).map(str::to_owned).collect::<Vec<_>>();
-            calls.into_iter().filter_map(|call| call.split_once('"').map(|(name, _)| name.to_owned()))
-        };
-        texts.flat_map(names).collect()
+    /// The names in `planted::is("…")` of every source file under the folder.
+    fn asked_for(folder: &Path) -> BTreeSet<String> {
+        let mut names = BTreeSet::new();
+        for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if entry.is_dir() {
+                names.extend(asked_for(&entry));
+                continue;
+            }
+            let text = fs::read_to_string(entry).unwrap();
+            let calls = text.split("planted::is(\"").skip(1);
+            names.extend(calls.filter_map(|call| call.split_once('"').map(|(name, _)| name.to_owned())));
+        }
+        names
     }
 
     #[test]
     fn every_bug_in_the_code_is_listed_and_every_listed_one_is_there() {
-        for scenario in [Scenario::Election, Scenario::Cdc] {
+        for scenario in [Scenario::Election, Scenario::Cdc, Scenario::Consumer, Scenario::Leases] {
             let listed = scenario.bugs().iter().map(|bug| bug.name.to_owned()).collect::<BTreeSet<_>>();
-            assert_eq!(listed, asked_for(scenario.name()));
+            let folder = workspace::root().join("crates").join(scenario.name()).join("src");
+            assert_eq!(listed, asked_for(&folder));
         }
     }
 
     #[test]
     fn every_rule_and_checker_has_a_bug() {
-        for (scenario, rule, rules, checker, checkers) in
-            [(Scenario::Election, "E", 13, "LD", 4), (Scenario::Cdc, "CP", 18, "CD", 6)]
-        {
+        for (scenario, rule, rules, checker, checkers) in [
+            (Scenario::Election, "E", 13, "LD", 4),
+            (Scenario::Cdc, "CP", 18, "CD", 6),
+            (Scenario::Leases, "LE", 16, "LS", 7),
+            (Scenario::Leases, "LI", 4, "PL", 4),
+        ] {
             let broken =
                 scenario.bugs().iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
             let rules = (1..=rules).map(|n| format!("{rule}-{n}"));
             for rule in rules.chain((1..=checkers).map(|n| format!("{checker}-{n}"))) {
                 assert!(broken.contains(rule.as_str()), "{rule}");
             }
+        }
+    }
+
+    #[test]
+    fn every_rule_of_the_consumer_has_a_bug() {
+        let broken = CONSUMER.iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
+        for (rule, count) in [("DD", 4), ("MK", 1), ("WM", 1), ("PG", 1), ("CO", 4), ("TM", 3)] {
+            assert!((1..=count).all(|number| broken.contains(format!("{rule}-{number}").as_str())), "{rule}");
         }
     }
 

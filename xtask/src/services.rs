@@ -11,6 +11,7 @@
 //! Caveats: services of `services up` live on until `services down`. If run and guard are both
 //! killed, the next `up` of any instance sweeps what they left.
 
+mod kubernetes;
 mod port;
 mod process;
 mod server;
@@ -223,7 +224,8 @@ impl Locked<'_> {
         let log = File::create(&log).with_context(|| format!("create {}", log.display()))?;
         let launch = kind.launch(self.cache, ports, &dir, port)?;
         let process = spawn(launch.command(&dir, log)?)?;
-        let service = Service { name: kind, process, port, url: kind.url(port), dir };
+        let url = kind.url(port, &dir);
+        let service = Service { name: kind, process, port, url, dir };
         let pid_file = state_dir.join(format!("{}.pid", kind.name()));
         fs::write(pid_file, format!("{}\n", process.pid)).context("write a pid file")?;
         state.services.retain(|service| service.name != kind);
@@ -442,7 +444,7 @@ mod tests {
             name: Kind::Dynoxide,
             process: Process { pid: 7, started: 8 },
             port: 9,
-            url: Kind::Dynoxide.url(9),
+            url: Kind::Dynoxide.url(9, Path::new("/tmp/tenure-x-1/dynoxide")),
             dir: PathBuf::from("/tmp/tenure-x-1/dynoxide"),
         };
         let dir = PathBuf::from("/tmp/tenure-x-1");

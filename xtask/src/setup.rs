@@ -4,6 +4,8 @@
 //! at pinned versions into the cache, each in a folder that appears only when complete, so looking
 //! for the folder is the whole check and a second run is quick.
 
+mod kubernetes;
+
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,6 +33,14 @@ pub(crate) enum Need {
     Npm(NpmPackage),
     /// The preloaded library that keeps emulators off every address but loopback.
     Loopback,
+    /// Compiles the API server of Kubernetes.
+    Go,
+    /// Its build copies with it.
+    Rsync,
+    /// Makes keys of test servers.
+    Openssl,
+    /// An API server and etcd, from Debian's sources.
+    Kubernetes,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +58,21 @@ const NEXTEST_VERSION: &str = "0.9.143";
 const DENY_VERSION: &str = "0.20.2";
 const LOOPBACK_SOURCE: &str = include_str!("services/loopback.c");
 
-/// What tests, benchmarks and services need.
+/// What tests need, and services for tests run by hand: what benchmarks need, and an API server.
+pub(crate) fn needs_of_tests(embedded: bool) -> Vec<Need> {
+    let mut needs = needs(embedded);
+    if !embedded {
+        needs.extend(needs_of_kubernetes());
+    }
+    needs
+}
+
+/// What an API server needs. Building it takes minutes, so it can be set up by itself.
+pub(crate) fn needs_of_kubernetes() -> Vec<Need> {
+    vec![Need::Compiler, Need::Go, Need::Rsync, Need::Openssl, Need::Kubernetes]
+}
+
+/// What benchmarks need.
 pub(crate) fn needs(embedded: bool) -> Vec<Need> {
     let mut needs = vec![Need::Compiler, Need::Postgres, Need::Nextest];
     if !embedded {
@@ -95,6 +119,10 @@ impl Need {
             Need::Faketime => "faketime",
             Need::Npm(package) => package.name,
             Need::Loopback => "the loopback library",
+            Need::Go => "Go",
+            Need::Rsync => "rsync",
+            Need::Openssl => "openssl",
+            Need::Kubernetes => "the Kubernetes API server",
         }
     }
 
@@ -112,6 +140,11 @@ impl Need {
                 let built_from = fs::read_to_string(cache.loopback().join("loopback.c"));
                 built_from.is_ok_and(|source| source == LOOPBACK_SOURCE)
             }
+            // Only its build needs them.
+            Need::Go => on_path("go").is_some() || kubernetes::is_there(cache),
+            Need::Rsync => on_path("rsync").is_some() || kubernetes::is_there(cache),
+            Need::Openssl => on_path("openssl").is_some(),
+            Need::Kubernetes => kubernetes::is_there(cache),
         }
     }
 
@@ -123,7 +156,10 @@ impl Need {
             Need::Java => &["default-jre-headless"],
             Need::Node => &["nodejs", "npm"],
             Need::Faketime => &["faketime"],
-            Need::Nextest | Need::Deny | Need::Npm(_) | Need::Loopback => &[],
+            Need::Go => &["golang-go"],
+            Need::Rsync => &["rsync"],
+            Need::Openssl => &["openssl"],
+            Need::Nextest | Need::Deny | Need::Npm(_) | Need::Loopback | Need::Kubernetes => &[],
         }
     }
 
@@ -138,7 +174,15 @@ impl Need {
             Need::Deny => install_cargo("cargo-deny", DENY_VERSION, &[]),
             Need::Npm(package) => package.install(cache),
             Need::Loopback => build_loopback(&cache.loopback()),
-            Need::Compiler | Need::Postgres | Need::Java | Need::Node | Need::Faketime => Ok(()),
+            Need::Kubernetes => kubernetes::build(cache),
+            Need::Compiler
+            | Need::Postgres
+            | Need::Java
+            | Need::Node
+            | Need::Faketime
+            | Need::Go
+            | Need::Rsync
+            | Need::Openssl => Ok(()),
         }
     }
 }
@@ -272,6 +316,8 @@ fn build_loopback(folder: &Path) -> Result<()> {
 
 // === Looking ===
 
+pub(crate) use kubernetes::programs as kubernetes_programs;
+
 /// The folder with Postgres's programs: Debian keeps them off the PATH, by version.
 pub(crate) fn postgres_programs() -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -306,6 +352,13 @@ mod tests {
     fn embedded_needs_neither_java_nor_node() {
         let needs = needs(true);
         assert!(!needs.contains(&Need::Java) && !needs.contains(&Need::Node));
+    }
+
+    #[test]
+    fn only_tests_pay_for_an_api_server() {
+        assert!(needs_of_tests(false).contains(&Need::Kubernetes));
+        assert!(!needs_of_tests(true).contains(&Need::Kubernetes));
+        assert!(!needs(false).contains(&Need::Kubernetes));
     }
 
     #[test]

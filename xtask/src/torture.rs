@@ -13,7 +13,7 @@ use crate::child;
 use crate::setup::{self, Need};
 use crate::workspace::{self, cargo};
 
-/// How many leaders `cargo xtask test` kills, and how many with `--long`.
+/// How many leaders, and how many workers, `cargo xtask test` kills, and how many with `--long`.
 const KILLS: u32 = 10;
 const KILLS_LONG: u32 = 100;
 
@@ -34,12 +34,14 @@ fn build_and_exec(cache: &Cache, arguments: &[String]) -> Result<Infallible> {
     Err(error).with_context(|| format!("run {}", binary.display()))
 }
 
-/// The torture as a test, with the binaries that the tests' build has made.
-pub(crate) fn as_test(long: bool) -> Result<Command> {
+/// Both tortures as tests, with the binaries that the tests' build has made.
+pub(crate) fn as_tests(long: bool) -> Result<[Command; 2]> {
     let binary = workspace::metadata()?.target_directory.join("debug/tenure-torture");
     ensure!(binary.is_file(), "{} was not built with the tests", binary.display());
-    let kills = if long { KILLS_LONG } else { KILLS };
-    let mut command = Command::new(binary);
-    command.args(["cdc", "--kills", &kills.to_string()]);
-    Ok(command)
+    let kills = if long { KILLS_LONG } else { KILLS }.to_string();
+    Ok(["cdc", "consumer"].map(|scenario| {
+        let mut command = Command::new(&binary);
+        command.args([scenario, "--kills", &kills]);
+        command
+    }))
 }

@@ -484,6 +484,8 @@ impl Publisher {
 
     /// The shards that take records now; none if that is not known.
     pub fn shards(&mut self, open: &[OpenShard]) {
+        // What was paid for has not left, and its shard may be another now.
+        self.lanes.iter_mut().for_each(|state| state.paid = false);
         for (lane, since) in self.budget.answered(self.hash, open).into_iter().rev() {
             self.ready.push_front((lane, since));
         }

@@ -25,7 +25,8 @@ pub struct PipelineSettings {
     /// What `pg_logical_emit_message` wrote is published too.
     pub messages: bool,
     /// Large transactions come while they run, and wait on our disk for their commit. Otherwise they wait on
-    /// the server's, and come once they have committed, as they always do with `messages`.
+    /// the server's, and come once they have committed, as they always do with `messages`. Off unless asked for,
+    /// see `docs/decisions/0007`.
     pub streaming: bool,
     /// How much may be under way.
     pub publisher: PublisherSettings,
@@ -55,7 +56,7 @@ impl PipelineSettings {
             publications,
             lanes,
             messages: false,
-            streaming: true,
+            streaming: false,
             publisher: PublisherSettings::default(),
             spill: SpillSettings { directory: default_spill_directory(), bytes_max: 64 << 30 },
             table: tenure_election::TABLE.into(),

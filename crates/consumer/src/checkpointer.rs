@@ -169,11 +169,6 @@ impl Checkpointer {
         self.progress().marks_through(end)
     }
 
-    /// What would be stored at the end of the shard.
-    pub(crate) fn marks_at_end(&self) -> Option<Marks> {
-        self.progress().marks_at_end()
-    }
-
     pub(crate) fn close(&self) {
         self.shared.closed.store(true, Ordering::Release);
     }

@@ -131,7 +131,7 @@ impl Dedup {
                 Verdict::New
             };
         };
-        if event.id.era < source.era {
+        if event.id.era < source.era && !tenure_planted::is("zombie_is_delivered") {
             return Verdict::Zombie;
         }
         // Under a new era nothing has been seen yet.

@@ -144,9 +144,9 @@ mod tests {
         assert_eq!(header(&serde_json::to_string_pretty(&json).unwrap()), told);
         assert_eq!(header(&format!(" {FIRST}")), told);
         let pointer = FIRST.replace("insert", "pointer");
-        assert_eq!(header(&pointer).unwrap().2, true);
+        assert!(header(&pointer).unwrap().2);
         let json: serde_json::Value = serde_json::from_str(&pointer).unwrap();
-        assert_eq!(header(&json.to_string()).unwrap().2, true);
+        assert!(header(&json.to_string()).unwrap().2);
     }
 
     #[test]

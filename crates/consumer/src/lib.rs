@@ -12,10 +12,13 @@
 //! A processor sees every record at least once, in the order of its shard, and again only what it had processed
 //! after its last checkpoint before a crash. Copies that a publisher of changes sent are dropped. For an effect
 //! of exactly once, `transactional_marks` keeps the marks in the transaction of the effect.
+//!
+//! [`Consumer`] puts leases and worker together: begin there, and with the programs in `examples/`.
 
 mod board;
 mod checkpointer;
 mod claim_checks;
+mod consumer;
 pub mod dedup;
 mod delivery;
 pub mod header;
@@ -32,11 +35,14 @@ mod settings;
 mod shard_reader;
 mod shard_task;
 mod stop;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub mod transactional_marks;
 pub mod watermark;
 mod worker;
 
 pub use board::{ShardState, ShardStatus};
 pub use checkpointer::Checkpointer;
+pub use consumer::{Builder, Consumer};
 pub use keyed::{Keyed, KeyedProcessor};
 pub use opening::{SeekTo, Start};
 pub use processor::{Batch, Drain, Failure, ProcessorFactory, Settlement, ShardContext, ShardProcessor};

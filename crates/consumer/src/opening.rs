@@ -115,7 +115,12 @@ impl Opening {
                 return Self::at(&marks.at, timestamp, marks.dedup.clone(), Some(marks.whole), None);
             }
             Start::Parents(marks) => {
-                let known: Vec<_> = marks.iter().map(|marks| (Some(marks.clone()), None)).collect();
+                // A parent whose row says nothing may have marks beside its lease: what was stored there is never
+                // ahead of what was committed.
+                let rows = marks.iter().map(|marks| (Some(marks.clone()), None));
+                let beside =
+                    parents.iter().filter_map(|parent| Some((Some(stored(parent).ok()?), parent.range)));
+                let known: Vec<_> = rows.chain(beside).collect();
                 let dedup = Dedup::after(&with_missing(&known, lease), range);
                 return Self::at(&Checkpoint::TrimHorizon, timestamp, dedup, None, None);
             }

@@ -34,6 +34,12 @@ impl Delivered {
         Place { sequence: self.sequence.clone(), sub: self.sub, whole: self.is_last }
     }
 
+    /// Whether it was put in one with others.
+    #[must_use]
+    pub const fn is_part(&self) -> bool {
+        self.sub > 0 || !self.is_last
+    }
+
     /// Whether a checkpoint covers it.
     #[must_use]
     pub fn is_at_or_before(&self, checkpoint: &Checkpoint) -> bool {

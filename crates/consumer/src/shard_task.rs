@@ -39,6 +39,9 @@ use crate::shard_reader::{Item, ShardReader};
 use crate::stop::Stop;
 use crate::worker::Site;
 
+/// Throughput is measured over so much time: leases are moved by it, and not often.
+const THROUGHPUT_EVERY: Duration = Duration::from_secs(10);
+
 /// The task of one shard.
 pub(crate) struct ShardTask {
     pub(crate) site: Arc<Site>,
@@ -205,6 +208,7 @@ impl ShardTask {
         let mut leaving: Option<Leaving> = None;
         let mut known = None;
         let mut full = false;
+        let mut throughput = Throughput { since: clock.monotonic(), bytes: 0 };
         let every = site.settings.checkpoint_every;
         let mut next_checkpoint = every.map(|every| clock.deadline(every));
         loop {
@@ -273,6 +277,7 @@ impl ShardTask {
                 }
                 () = until(clock, next_checkpoint), if storing.is_none() => {
                     next_checkpoint = every.map(|every| clock.deadline(every));
+                    throughput.tell(&self.holding, clock.monotonic());
                     let checkpointer = checkpointer.clone();
                     storing = Some(Box::pin(async move { checkpointer.checkpoint().await }));
                 }
@@ -284,7 +289,10 @@ impl ShardTask {
                     }
                 }
                 item = items.recv(), if takes => match item {
-                    Some(Item::Batch(fetched, behind)) => work = self.begin(run, fetched, behind),
+                    Some(Item::Batch(fetched, behind)) => {
+                        throughput.bytes += fetched.bytes as u64;
+                        work = self.begin(run, fetched, behind);
+                    }
                     Some(Item::End) => leaving = Some(Leaving::Drain(Drain::ShardEnd)),
                     Some(Item::Stop(stop)) => leaving = Some(Leaving::Stop(stop)),
                     None => leaving = Some(Leaving::Stop(Stop::Processor("the reader of the shard has ended".to_owned()))),
@@ -360,7 +368,7 @@ impl ShardTask {
         };
         let drained = caught(async { run.processor.lock().await.drain(why).await }).await;
         let failure = checkpointer.take_failure().or(drained.err());
-        let failed = failure.map(|failure| leaving_after(failure));
+        let failed = failure.map(leaving_after);
         let leaving = match (leaving, failed) {
             (_, Some(Leaving::Fenced)) => return None,
             // What stopped it first says more.
@@ -420,6 +428,11 @@ impl ShardTask {
             match attempt().await {
                 Ok(()) => return Some(()),
                 Err(error) if error.kind() == Kind::Fenced => return None,
+                // After a step back: the stored checkpoint is further, and stays.
+                Err(error) if error.kind() == Kind::Invalid => {
+                    warn!(error = %error.chain(), "the lease is left as it is");
+                    return Some(());
+                }
                 Err(error) => {
                     failures = failures.saturating_add(1);
                     warn!(error = %error.chain(), failures, "the lease could not be written; it is tried again");
@@ -462,6 +475,22 @@ fn leaving_after(failure: Failure) -> Leaving {
         Some(stop) => stop.clone(),
         None => Stop::Processor(chain(&*failure)),
     })
+}
+
+/// How much is read of a shard.
+struct Throughput {
+    since: Monotonic,
+    bytes: u64,
+}
+
+impl Throughput {
+    fn tell(&mut self, holding: &Holding, now: Monotonic) {
+        let took = now.since(self.since);
+        if took >= THROUGHPUT_EVERY {
+            holding.measured(self.bytes as f64 / 1024.0 / took.as_secs_f64());
+            *self = Self { since: now, bytes: 0 };
+        }
+    }
 }
 
 /// What is done, if anything is being done.

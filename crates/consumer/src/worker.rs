@@ -99,10 +99,7 @@ impl Worker {
     /// # Cancel safety
     /// Dropped, all shards end as if the process had been killed: nothing is checkpointed.
     pub async fn run(self, mut holdings: mpsc::Receiver<Holding>) -> Result<()> {
-        if let Some(letters) = self.site.dead_letters.as_ref().filter(|_| self.site.settings.needs_store()) {
-            let by = self.site.env.clock.deadline(self.site.settings.call_timeout);
-            letters.prepare(by).await.map_err(|error| error.during("make the table of dead letters"))?;
-        }
+        self.prepare().await?;
         let tracker = TaskTracker::new();
         let mut tasks = Tasks(BTreeMap::new());
         while let Some(holding) = holdings.recv().await {
@@ -128,6 +125,14 @@ impl Worker {
         tracker.close();
         tracker.wait().await;
         Ok(())
+    }
+
+    /// Makes the table of dead letters, if it is needed.
+    pub(crate) async fn prepare(&self) -> Result<()> {
+        let letters = self.site.dead_letters.as_ref().filter(|_| self.site.settings.needs_store());
+        let Some(letters) = letters else { return Ok(()) };
+        let by = self.site.env.clock.deadline(self.site.settings.call_timeout);
+        letters.prepare(by).await.map_err(|error| error.during("make the table of dead letters"))
     }
 
     fn stream_of(&self, holding: &Holding) -> Option<Arc<dyn Stream>> {
@@ -184,8 +189,8 @@ impl WorkerHandle {
         self.site.board.tell(lease, |control| control.paused = false)
     }
 
-    /// Reads a shard from elsewhere: drains, checkpoints, and begins there. What comes next is checkpointed as
-    /// always; until then a crash forgets it.
+    /// Reads a shard from elsewhere: drains, checkpoints, and begins there. Checkpoints only go forward, so after
+    /// a step back none is stored until the old one is passed: a restart before that goes on where it was.
     ///
     /// # Errors
     /// `Invalid` if this worker does not hold it.

@@ -45,6 +45,19 @@ async fn checkpoints_are_stored_while_work_goes_on() {
 }
 
 #[tokio::test]
+async fn how_much_is_read_is_measured_for_whoever_shares_out_leases() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put_texts([&*"x".repeat(500 << 10)]).await;
+    world.pass(Duration::from_secs(12)).await;
+    let kbps = world.measured(0).await.unwrap();
+    assert!((40.0..55.0).contains(&kbps), "{kbps}");
+    world.pass(Duration::from_secs(12)).await;
+    assert_eq!(world.measured(0).await, Some(0.0));
+}
+
+#[tokio::test]
 async fn what_was_processed_after_the_last_checkpoint_comes_again_after_a_crash() {
     let mut world = World::new(1).await;
     world.start_recorder();
@@ -97,7 +110,10 @@ struct Stuck(Recorder);
 
 #[async_trait::async_trait]
 impl tenure_consumer::ShardProcessor for Stuck {
-    async fn init(&mut self, shard: &ShardContext) -> Result<tenure_consumer::Start, tenure_consumer::Failure> {
+    async fn init(
+        &mut self,
+        shard: &ShardContext,
+    ) -> Result<tenure_consumer::Start, tenure_consumer::Failure> {
         self.0.init(shard).await
     }
 
@@ -174,4 +190,52 @@ async fn a_final_checkpoint_is_tried_until_it_is_stored() {
     world.end(0, Ending::Stop).await;
     world.asked("give 0").await;
     assert_eq!(world.history(), ["checkpoint 2.0", "give 0"]);
+}
+
+#[tokio::test]
+async fn after_a_crash_nothing_is_missing_and_only_what_follows_the_checkpoint_comes_again() {
+    for seed in 0..10 {
+        let entropy = tenure_clock::Entropy::seeded(seed);
+        let mut world = World::new(1).await;
+        world.settings.records_per_read_max = 1 + entropy.below(4) as usize;
+        world.settings.checkpoint_every = Some(Duration::from_millis(10 + entropy.below(100)));
+        let mut written: u64 = 0;
+        for _ in 0..10 {
+            // Record n has the number n + 1.
+            let done =
+                match world.rows.lock().unwrap().leases.values().next().map(|lease| lease.checkpoint.clone())
+                {
+                    Some(Checkpoint::At { sequence, .. }) => sequence.as_u64().unwrap() - 1,
+                    _ => 0,
+                };
+            world.start_recorder();
+            world.grant(0).await;
+            let texts: Vec<String> =
+                (written + 1..=written + entropy.below(9)).map(|n| n.to_string()).collect();
+            written += texts.len() as u64;
+            world.put_texts(texts.iter().map(String::as_str)).await;
+            world.pass(Duration::from_millis(entropy.below(200))).await;
+            let planned = entropy.chance(0.3);
+            if planned {
+                world.end(0, Ending::Stop).await;
+                world.asked("give 0").await;
+            }
+            world.kill();
+            world.rows.lock().unwrap().history.clear();
+            let got: Vec<u64> = world.log.take().iter().filter_map(|line| line.parse().ok()).collect();
+            let expected: Vec<u64> = (done + 1..).take(got.len()).collect();
+            assert_eq!(got, expected, "seed {seed}, checkpoint after {done}");
+            if planned && !got.is_empty() {
+                assert_eq!(
+                    shown(&world.checkpoint(0)),
+                    format!("{}.0", got.last().unwrap() + 1),
+                    "seed {seed}"
+                );
+            }
+        }
+        world.start_recorder();
+        world.grant(0).await;
+        world.put_texts(["end"]).await;
+        world.logged("end").await;
+    }
 }

@@ -13,7 +13,12 @@ use tenure_store::Store;
 use crate::harness::{FOREVER, Recorder, World, shown};
 
 /// Starts a worker whose processor fails at one text, as long as `fails` says.
-fn start_failing(world: &mut World, at: &'static str, fails: u32, failure: fn() -> Failure) -> Arc<AtomicU32> {
+fn start_failing(
+    world: &mut World,
+    at: &'static str,
+    fails: u32,
+    failure: fn() -> Failure,
+) -> Arc<AtomicU32> {
     let count = Arc::new(AtomicU32::new(0));
     let (log, counted) = (world.log.clone(), count.clone());
     world.start(move |_: &ShardContext| {
@@ -109,7 +114,10 @@ async fn a_record_that_cannot_be_processed_is_kept_and_the_shard_goes_on() {
     world.asked("checkpoint 4.0").await;
     let kept = letters.list(FOREVER, 10).await.unwrap();
     assert_eq!(kept.len(), 1);
-    assert_eq!((kept[0].key.to_string().as_str(), kept[0].reason.as_str()), ("shardId-000000000000#3#0", "does not compute"));
+    assert_eq!(
+        (kept[0].key.to_string().as_str(), kept[0].reason.as_str()),
+        ("shardId-000000000000#3#0", "does not compute")
+    );
     assert_eq!(letters.content(FOREVER, &kept[0]).await.unwrap(), "b");
 }
 
@@ -130,8 +138,9 @@ async fn an_outage_buries_nothing() {
 async fn a_fenced_processor_lets_go_at_once() {
     let mut world = World::new(1).await;
     world.put_texts(["a"]).await;
-    let tried =
-        start_failing(&mut world, "a", u32::MAX, || Error::new(Kind::Fenced, "another worker writes there").into());
+    let tried = start_failing(&mut world, "a", u32::MAX, || {
+        Error::new(Kind::Fenced, "another worker writes there").into()
+    });
     world.grant(0).await;
     world.asked("give 0").await;
     assert_eq!(tried.load(Ordering::SeqCst), 1);
@@ -160,10 +169,12 @@ async fn a_processor_that_cannot_begin_stops_the_shard() {
 #[tokio::test]
 async fn settings_that_need_a_store_are_refused_without_one() {
     let env = Env::system();
-    let stream: Arc<dyn tenure_stream::Stream> = Arc::new(tenure_stream::Memory::new("s", env.clock.clone()).unwrap());
+    let stream: Arc<dyn tenure_stream::Stream> =
+        Arc::new(tenure_stream::Memory::new("s", env.clock.clone()).unwrap());
     let settings = tenure_consumer::Settings { on_failure: OnFailure::DeadLetter, ..Default::default() };
     let factory = Arc::new(|_: &ShardContext| Recorder::new(crate::harness::Log::default()));
-    let refused = tenure_consumer::Worker::new("app", vec![stream], None, env, settings, factory).unwrap_err();
+    let refused =
+        tenure_consumer::Worker::new("app", vec![stream], None, env, settings, factory).unwrap_err();
     assert!(refused.to_string().contains("store"), "{refused}");
     let _ = Monotonic::NEVER;
 }

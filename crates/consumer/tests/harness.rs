@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_backend::{Env, Error, Kind, Result};
-use tenure_clock::{Clock, Entropy, ManualTime, Monotonic, WallTime};
+use tenure_clock::{Entropy, ManualTime, Monotonic, WallTime};
 use tenure_consumer::{
-    Batch, Drain, Failure, ProcessorFactory, Settings, ShardContext, ShardProcessor, Start, Worker, WorkerHandle,
+    Batch, Drain, Failure, ProcessorFactory, Settings, ShardContext, ShardProcessor, Start, Worker,
+    WorkerHandle,
 };
 use tenure_leases::holding::{KeeperSide, Request};
 use tenure_leases::{Checkpoint, Ending, Holding, Lease, LeaseKey};
@@ -44,12 +45,15 @@ pub(crate) struct Rows {
     pub(crate) history: Vec<String>,
     /// Refuse the next so many requests.
     pub(crate) refuse: Vec<Kind>,
+    /// An operator has sent a reader back.
+    pub(crate) may_go_back: bool,
 }
 
 enum Order {
     End(Ending),
     Extend(Monotonic),
     StuckSince(oneshot::Sender<Option<Monotonic>>),
+    Measured(oneshot::Sender<Option<f64>>),
 }
 
 /// What processors were told.
@@ -103,13 +107,34 @@ impl World {
         }
     }
 
+    /// Another process beside this one: the same stream, store, leases and time.
+    pub(crate) fn beside(&self) -> Self {
+        Self {
+            time: self.time.clone(),
+            env: self.env.clone(),
+            stream: self.stream.clone(),
+            store: self.store.clone(),
+            settings: self.settings.clone(),
+            log: Log::default(),
+            rows: self.rows.clone(),
+            keepers: BTreeMap::new(),
+            worker: None,
+        }
+    }
+
     /// Starts a worker with this factory, in place of the one that ran.
     pub(crate) fn start(&mut self, factory: impl ProcessorFactory + 'static) {
         self.kill();
         let streams = vec![self.stream.clone()];
-        let worker =
-            Worker::new("app", streams, self.store.clone(), self.env.clone(), self.settings.clone(), Arc::new(factory))
-                .unwrap();
+        let worker = Worker::new(
+            "app",
+            streams,
+            self.store.clone(),
+            self.env.clone(),
+            self.settings.clone(),
+            Arc::new(factory),
+        )
+        .unwrap();
         let (holdings, granted) = mpsc::channel(64);
         let handle = worker.handle();
         let task = tokio::spawn(worker.run(granted));
@@ -140,6 +165,9 @@ impl World {
 
     /// Makes the row of a shard, if there is none.
     pub(crate) async fn row(&self, shard: &ShardId, checkpoint: Checkpoint) {
+        if self.rows.lock().unwrap().leases.contains_key(shard) {
+            return;
+        }
         let shards = self.shards().await;
         let listed = shards.iter().find(|listed| listed.id == *shard);
         self.rows.lock().unwrap().leases.entry(shard.clone()).or_insert_with(|| Lease {
@@ -172,7 +200,8 @@ impl World {
             let lease = rows.leases.get_mut(&id).unwrap();
             lease.counter += 1;
             let lease = lease.clone();
-            let parents = lease.parents.iter().filter_map(|parent| rows.leases.get(parent).cloned()).collect();
+            let parents =
+                lease.parents.iter().filter_map(|parent| rows.leases.get(parent).cloned()).collect();
             (lease, parents)
         };
         let (side, holding) = KeeperSide::grant(self.env.clock.clone(), lease, parents, deadline);
@@ -197,6 +226,12 @@ impl World {
         answer.await.unwrap()
     }
 
+    pub(crate) async fn measured(&self, shard: u64) -> Option<f64> {
+        let (reply, answer) = oneshot::channel();
+        self.keepers[&ShardId::numbered(shard)].send(Order::Measured(reply)).await.unwrap();
+        answer.await.unwrap()
+    }
+
     pub(crate) async fn put(&self, records: impl IntoIterator<Item = Record>) {
         let records: Vec<Record> = records.into_iter().collect();
         let puts = self.stream.put_all(FOREVER, &records).await.unwrap();
@@ -210,7 +245,11 @@ impl World {
 
     /// Lets time pass until something is true.
     #[track_caller]
-    pub(crate) fn until(&self, what: &'static str, mut holds: impl FnMut() -> bool) -> impl Future<Output = ()> {
+    pub(crate) fn until(
+        &self,
+        what: &'static str,
+        mut holds: impl FnMut() -> bool,
+    ) -> impl Future<Output = ()> {
         let time = self.time.clone();
         let caller = std::panic::Location::caller();
         async move {
@@ -265,7 +304,12 @@ impl Drop for World {
 }
 
 /// Does what is asked for, and what is ordered.
-async fn keep(mut side: KeeperSide, mut orders: mpsc::Receiver<Order>, shard: ShardId, rows: Arc<Mutex<Rows>>) {
+async fn keep(
+    mut side: KeeperSide,
+    mut orders: mpsc::Receiver<Order>,
+    shard: ShardId,
+    rows: Arc<Mutex<Rows>>,
+) {
     let mut is_over = false;
     loop {
         tokio::select! {
@@ -277,6 +321,7 @@ async fn keep(mut side: KeeperSide, mut orders: mpsc::Receiver<Order>, shard: Sh
                 }
                 Some(Order::Extend(deadline)) => side.extend(deadline),
                 Some(Order::StuckSince(reply)) => _ = reply.send(side.stuck_since()),
+                Some(Order::Measured(reply)) => _ = reply.send(side.take_measured()),
                 // The worker was killed.
                 None => return,
             },
@@ -293,8 +338,10 @@ async fn keep(mut side: KeeperSide, mut orders: mpsc::Receiver<Order>, shard: Sh
                     Request::Checkpoint { at, marks, reply } => {
                         if refused.is_none() {
                             rows.history.push(format!("checkpoint {}", shown(&at)));
+                            let may_go_back = rows.may_go_back;
                             let lease = rows.leases.get_mut(&shard).unwrap();
-                            assert!(at > lease.checkpoint, "checkpoints go on: {at:?} after {:?}", lease.checkpoint);
+                            assert!(
+                                may_go_back || at > lease.checkpoint, "checkpoints go on: {at:?} after {:?}", lease.checkpoint);
                             lease.checkpoint = at;
                             lease.marks = marks;
                         }
@@ -323,8 +370,10 @@ pub(crate) fn shown(checkpoint: &Checkpoint) -> String {
 /// Logs what it gets, and fails as it is told.
 pub(crate) struct Recorder {
     pub(crate) log: Log,
-    pub(crate) hook: Arc<dyn Fn(&str) -> Result<(), Failure> + Send + Sync>,
+    pub(crate) hook: Hook,
 }
+
+type Hook = Arc<dyn Fn(&str) -> Result<(), Failure> + Send + Sync>;
 
 impl Recorder {
     pub(crate) fn new(log: Log) -> Self {
@@ -332,7 +381,10 @@ impl Recorder {
     }
 
     /// Asks the hook before each record.
-    pub(crate) fn hooked(log: Log, hook: impl Fn(&str) -> Result<(), Failure> + Send + Sync + 'static) -> Self {
+    pub(crate) fn hooked(
+        log: Log,
+        hook: impl Fn(&str) -> Result<(), Failure> + Send + Sync + 'static,
+    ) -> Self {
         Self { log, hook: Arc::new(hook) }
     }
 }

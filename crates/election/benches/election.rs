@@ -5,16 +5,14 @@
 
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use async_trait::async_trait;
 use serde_json::json;
-use tenure_clock::{Clock, Entropy, ManualTime, Monotonic, SystemClock, WallTime};
+use tenure_clock::{Clock, Entropy, ManualTime, SystemClock, WallTime};
 use tenure_election::{Elector, Leadership, Settings};
-use tenure_store::{Env, Item, Key, Listing, Memory, Page, Query, Result, Store, TableSpec, Write, Written};
+use tenure_store::{Counting, Env, Memory, Store};
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 
@@ -276,51 +274,6 @@ async fn hand_over(
 
 // === writes ===
 
-/// Counts the writes of one candidate.
-#[derive(Debug)]
-struct Counting {
-    store: Arc<dyn Store>,
-    writes: AtomicU64,
-}
-
-#[async_trait]
-#[deny(clippy::missing_trait_methods)]
-impl Store for Counting {
-    async fn ensure_table(&self, by: Monotonic, spec: &TableSpec) -> Result<()> {
-        self.store.ensure_table(by, spec).await
-    }
-
-    async fn describe_table(&self, by: Monotonic, table: &str) -> Result<Option<TableSpec>> {
-        self.store.describe_table(by, table).await
-    }
-
-    async fn get(&self, by: Monotonic, table: &str, key: &Key) -> Result<Option<Item>> {
-        self.store.get(by, table, key).await
-    }
-
-    async fn write(&self, by: Monotonic, write: &Write) -> Result<Written> {
-        self.writes.fetch_add(1, Ordering::Relaxed);
-        self.store.write(by, write).await
-    }
-
-    async fn transact(&self, by: Monotonic, writes: &[Write], nonce: &str) -> Result<Written> {
-        self.writes.fetch_add(writes.len() as u64, Ordering::Relaxed);
-        self.store.transact(by, writes, nonce).await
-    }
-
-    async fn query(&self, by: Monotonic, table: &str, query: &Query) -> Result<Listing> {
-        self.store.query(by, table, query).await
-    }
-
-    async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
-        self.store.scan(by, table, page).await
-    }
-
-    fn is_local(&self) -> bool {
-        self.store.is_local()
-    }
-}
-
 /// An hour of one leader and two followers, on a clock that jumps from one sleeper to the next.
 fn writes(plan: &Plan) -> anyhow::Result<()> {
     let settings = Settings::balanced();
@@ -336,7 +289,7 @@ fn writes(plan: &Plan) -> anyhow::Result<()> {
         let mut stores = Vec::new();
         let mut electors = Vec::new();
         for name in ["a", "b", "c"] {
-            let store = Arc::new(Counting { store: memory.clone(), writes: AtomicU64::new(0) });
+            let store = Arc::new(Counting::new(memory.clone()));
             let elector = Elector::builder(store.clone(), "shard", &env).owner(name).build()?;
             elector.start().await?;
             // The first is elected before the next stands.
@@ -346,7 +299,7 @@ fn writes(plan: &Plan) -> anyhow::Result<()> {
         }
         pass(&time, hour).await;
         ensure!(electors[0].is_leader(), "the leader changed within the hour");
-        let count = |store: &Arc<Counting>| store.writes.load(Ordering::Relaxed);
+        let count = |store: &Arc<Counting>| store.writes();
         Ok((count(&stores[0]), count(&stores[1]) + count(&stores[2])))
     })?;
     let target = hour.as_secs_f64() / settings.renew.as_secs_f64() + 10.0;

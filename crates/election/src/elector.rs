@@ -20,7 +20,7 @@ use crate::fence::Fence;
 use crate::identity::{Epoch, Nonce, OwnerId};
 use crate::leadership::{Leadership, Term};
 use crate::lock::Lock;
-use crate::machine::{Call, CallId, Effect, Event, Machine, Me, News, Now, Trouble};
+use crate::machine::{Call, CallId, Effect, Event, LossReason, Machine, Me, News, Now, Trouble};
 use crate::rows::Place;
 use crate::settings::Timing;
 
@@ -499,10 +499,17 @@ impl Task {
                 metrics::counter!("tenure_election_lost_total", "shard" => shard.to_string(), "reason" => reason.name())
                     .increment(1);
                 metrics::gauge!("tenure_election_leading", "shard" => shard.to_string()).set(0.0);
+                let resigned = reason == LossReason::Resigned;
                 if let Some(term) = self.term().take() {
                     term.over(reason);
                 }
                 self.held = None;
+                // Whoever wanted to resign just then came too late: nothing is left to be released.
+                if !resigned {
+                    for done in self.leaving.drain(..) {
+                        let _ = done.send(false);
+                    }
+                }
                 return Some(self.standing());
             }
             News::Declined => {

@@ -356,6 +356,18 @@ async fn resigning_after_the_task_ended_returns() {
     assert_eq!(world.until(leadership.resign(None)).await.unwrap_err().kind(), Kind::Unknown);
 }
 
+/// As a process that was stopped for longer than its lease does when it goes on.
+#[tokio::test]
+async fn resigning_at_the_very_moment_at_which_the_term_is_over_returns() {
+    let world = World::new();
+    let a = world.candidate("a").build().unwrap();
+    let leadership = world.until(a.lead()).await.unwrap();
+    // Nobody has had the time to notice.
+    world.time.advance(2 * L);
+    let error = world.until(leadership.resign(None)).await.unwrap_err();
+    assert!(error.kind() == Kind::Fenced && error.chain().contains("expired"), "{error:?}");
+}
+
 #[tokio::test]
 async fn resigning_from_a_term_that_was_lost_says_so() {
     let world = World::new();

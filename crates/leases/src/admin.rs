@@ -138,12 +138,9 @@ impl<'a> Admin<'a> {
             Some(owner) if self.is_renewed(&row, found.lease).await? => {
                 Attempt::BeginHandoff { key: key.clone(), from: owner.clone(), to: to.clone() }
             }
-            from => Attempt::Take {
-                key: key.clone(),
-                counter: row.counter,
-                me: to.clone(),
-                from: from.clone(),
-            },
+            from => {
+                Attempt::Take { key: key.clone(), counter: row.counter, me: to.clone(), from: from.clone() }
+            }
         };
         let asked = matches!(attempt, Attempt::BeginHandoff { .. });
         self.write(key, &attempt).await?;

@@ -78,7 +78,8 @@ impl Calls {
                 Answer::Unknown => "unknown",
                 _ => "failed",
             };
-            metrics::counter!("tenure_lease_writes_total", "write" => write, "outcome" => outcome).increment(1);
+            metrics::counter!("tenure_lease_writes_total", "write" => write, "outcome" => outcome)
+                .increment(1);
         }
         answered
     }
@@ -88,7 +89,9 @@ impl Calls {
         match call {
             Call::Scan => read(scan(store, by, place).await.map(Answer::Scanned)),
             Call::Nudge => read(nudge(store, by, place).await.map(Answer::Nudge)),
-            Call::Read(key) => read(lease(store, by, place, &key).await.map(|row| Answer::Row(row.map(Box::new)))),
+            Call::Read(key) => {
+                read(lease(store, by, place, &key).await.map(|row| Answer::Row(row.map(Box::new))))
+            }
             Call::List => read(list(&self.sources, by).await.map(Answer::Shards)),
             Call::Write(attempt) => {
                 // A write that waits here counts as sent, which only brings its deadline forward.
@@ -115,10 +118,7 @@ async fn write(store: &dyn Store, by: Monotonic, place: &Place, attempt: &Attemp
     written(answered, |item| place.lease(&item))
 }
 
-fn written(
-    answered: Result<Written>,
-    row: impl Fn(tenure_store::Item) -> Result<Option<Lease>>,
-) -> Answered {
+fn written(answered: Result<Written>, row: impl Fn(tenure_store::Item) -> Result<Option<Lease>>) -> Answered {
     let answer = match answered {
         Ok(Written::Applied(item)) => row(item).map(|row| Answer::Applied(row.map(Box::new))),
         Ok(Written::Refused(refusal)) => {

@@ -24,6 +24,9 @@ use crate::{Checkpoint, Lease};
 /// Requests that wait for the keeper, per lease. One checkpoint at a time is under way; the rest is slack.
 const REQUESTS_MAX: usize = 8;
 
+/// Nothing was measured.
+const UNMEASURED: u64 = u64::MAX;
+
 /// Why a lease is to end, or has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
@@ -54,6 +57,8 @@ struct Shared {
     busy: AtomicBool,
     /// When work was last taken up or got on.
     progressed: AtomicU64,
+    /// What was measured and not yet stored, in thousandths of KiB a second; [`UNMEASURED`] otherwise.
+    measured: AtomicU64,
 }
 
 /// What a consumer asks of the keeper.
@@ -145,6 +150,14 @@ impl Holding {
         self.shared.busy.store(busy, Ordering::Release);
     }
 
+    /// Says how much is read, in KiB a second: leases may be shared out by it. Stored with the next renewal.
+    pub fn measured(&self, kbps: f64) {
+        // Beyond what a shard can carry, and what is no number, is no measurement.
+        if (0.0..1e12).contains(&kbps) {
+            self.shared.measured.store((kbps * 1000.0) as u64, Ordering::Release);
+        }
+    }
+
     async fn ask(&self, request: impl FnOnce(oneshot::Sender<Result<()>>) -> Request) -> Result<()> {
         let gone = || {
             Error::new(
@@ -186,14 +199,21 @@ impl KeeperSide {
             deadline: AtomicU64::new(deadline.as_nanos()),
             busy: AtomicBool::new(false),
             progressed,
+            measured: AtomicU64::new(UNMEASURED),
         });
         let holding = Holding { shared: Arc::clone(&shared), requests: asks, ending: watched };
         (Self { shared, requests, ending }, holding)
     }
 
-    /// Moves the deadline: a renewal or a checkpoint was applied.
+    /// Moves the deadline: a renewal or a checkpoint was applied. What is over stays over.
     pub fn extend(&self, deadline: Monotonic) {
-        self.shared.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+        let later = |current: u64| (current != 0).then(|| current.max(deadline.as_nanos()));
+        let _ = self.shared.deadline.fetch_update(Ordering::AcqRel, Ordering::Acquire, later);
+    }
+
+    /// It is drained: nothing more may be delivered, although it is not given yet.
+    pub fn close(&self) {
+        self.shared.deadline.store(0, Ordering::Release);
     }
 
     /// Says that the lease is to end. [`Ending::Lost`] also ends its validity, and nothing follows it.
@@ -217,6 +237,15 @@ impl KeeperSide {
             .busy
             .load(Ordering::Acquire)
             .then(|| Monotonic::from_nanos(self.shared.progressed.load(Ordering::Acquire)))
+    }
+
+    /// What was measured since this was last asked, in KiB a second.
+    #[must_use]
+    pub fn take_measured(&self) -> Option<f64> {
+        match self.shared.measured.swap(UNMEASURED, Ordering::AcqRel) {
+            UNMEASURED => None,
+            thousandths => Some(thousandths as f64 / 1000.0),
+        }
     }
 
     /// Whether the consumer still has it.

@@ -61,7 +61,12 @@ pub struct Keeper;
 
 impl Keeper {
     /// Begins to describe a worker of an application.
-    pub fn builder(store: Arc<dyn Store>, env: &Env, app: impl Into<String>, worker: impl Into<String>) -> Builder {
+    pub fn builder(
+        store: Arc<dyn Store>,
+        env: &Env,
+        app: impl Into<String>,
+        worker: impl Into<String>,
+    ) -> Builder {
         Builder {
             store,
             env: env.clone(),
@@ -138,7 +143,9 @@ impl Builder {
         }
         let place = Place::new(&self.app, &self.settings.coordination_table);
         let clock = self.env.clock.clone();
-        prepare(&*self.store, &*clock, &place).await.map_err(|error| error.during("prepare the lease tables"))?;
+        prepare(&*self.store, &*clock, &place)
+            .await
+            .map_err(|error| error.during("prepare the lease tables"))?;
         let elector = Elector::builder(self.store.clone(), format!("leases#{}", self.app), &self.env)
             .owner(&self.worker)
             .settings(tenure_election::Settings {
@@ -184,7 +191,7 @@ impl Builder {
             grant: 0,
         };
         let join = tokio::spawn(task.run(orders, requests, ended_sender).instrument(span));
-        let handle = KeeperHandle { inner: Arc::new(Inner { commands, view, ended, worker, _join: join }) };
+        let handle = KeeperHandle { inner: Arc::new(Inner { commands, view, ended, worker, join }) };
         match started.await {
             Ok(Ok(())) => Ok((handle, holdings)),
             Ok(Err(error)) => Err(error),
@@ -195,7 +202,10 @@ impl Builder {
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("app", &self.app).field("worker", &self.worker).finish_non_exhaustive()
+        f.debug_struct("Builder")
+            .field("app", &self.app)
+            .field("worker", &self.worker)
+            .finish_non_exhaustive()
     }
 }
 
@@ -211,7 +221,8 @@ struct Inner {
     view: watch::Receiver<View>,
     ended: watch::Receiver<Option<std::result::Result<(), (Kind, String)>>>,
     worker: WorkerId,
-    _join: JoinHandle<()>,
+    #[cfg_attr(not(any(test, feature = "testing")), expect(dead_code, reason = "it ends with its commands"))]
+    join: JoinHandle<()>,
 }
 
 #[derive(Debug)]
@@ -260,6 +271,12 @@ impl KeeperHandle {
     #[must_use]
     pub fn view(&self) -> watch::Receiver<View> {
         self.inner.view.clone()
+    }
+
+    /// Ends at once, as if the process had been killed: nothing is given back.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn abandon(&self) {
+        self.inner.join.abort();
     }
 
     /// The worker's name.
@@ -400,6 +417,11 @@ impl Task {
             }
             return;
         }
+        if let Some(side) = self.sides.get(&key)
+            && matches!(request, None | Some(Request::Give { .. }))
+        {
+            side.side.close();
+        }
         self.requests += 1;
         let id = RequestId(self.requests);
         let event = match request {
@@ -477,9 +499,14 @@ impl Task {
             }
             News::Alarm(alarm) => match alarm {
                 Alarm::Deficit { leases, desired_workers } => {
-                    warn!(lease_capacity_deficit = leases, desired_workers, "the fleet may hold fewer leases than there are");
+                    warn!(
+                        lease_capacity_deficit = leases,
+                        desired_workers, "the fleet may hold fewer leases than there are"
+                    );
                 }
-                Alarm::Stuck(key) => error!(lease = %key, "the consumer makes no progress: the lease is not renewed"),
+                Alarm::Stuck(key) => {
+                    error!(lease = %key, "the consumer makes no progress: the lease is not renewed")
+                }
                 Alarm::BadRow(key, why) => error!(lease = %key, error = %why, "a lease cannot be read"),
                 Alarm::Foreign(worker) => {
                     info!(foreign = %worker, "a worker of another kind holds leases: nothing is moved beside it");
@@ -533,7 +560,7 @@ impl Task {
         let now = self.clock.monotonic();
         if now >= self.looked + PROGRESS_INTERVAL {
             self.looked = now;
-            self.look_for_progress(now);
+            self.look_at_consumers(now);
         }
         self.publish(false);
     }
@@ -569,18 +596,21 @@ impl Task {
         }
     }
 
-    fn look_for_progress(&mut self, now: Monotonic) {
-        let Some(timeout) = self.progress_timeout else { return };
-        let mut changed = Vec::new();
+    fn look_at_consumers(&mut self, now: Monotonic) {
+        let mut events = Vec::new();
         for (key, side) in &mut self.sides {
+            if let Some(kbps) = side.side.take_measured() {
+                events.push(Event::Measured { key: key.clone(), kbps });
+            }
+            let Some(timeout) = self.progress_timeout else { continue };
             let stuck = side.side.stuck_since().is_some_and(|since| now >= since + timeout);
             if stuck != side.stuck {
                 side.stuck = stuck;
-                changed.push((key.clone(), stuck));
+                events.push(Event::Stuck { key: key.clone(), stuck });
             }
         }
-        for (key, stuck) in changed {
-            self.step(Event::Stuck { key, stuck });
+        for event in events {
+            self.step(event);
         }
     }
 
@@ -601,7 +631,12 @@ impl Task {
 }
 
 /// Passes on what a consumer asks for; and at the end that it asks for nothing any more.
-async fn forward(key: LeaseKey, grant: u64, mut requests: mpsc::Receiver<Request>, asks: mpsc::Sender<Asked>) {
+async fn forward(
+    key: LeaseKey,
+    grant: u64,
+    mut requests: mpsc::Receiver<Request>,
+    asks: mpsc::Sender<Asked>,
+) {
     loop {
         let request = requests.recv().await;
         let is_last = request.is_none();

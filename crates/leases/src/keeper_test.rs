@@ -39,8 +39,7 @@ impl World {
         let mut future = Box::pin(future);
         for _ in 0..200_000 {
             for _ in 0..TURNS {
-                let polled =
-                    std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
+                let polled = std::future::poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
                 if let Poll::Ready(output) = polled {
                     return output;
                 }
@@ -141,6 +140,19 @@ async fn who_cannot_start_says_why() {
     assert!(refused.chain().contains("1 to 512 bytes"), "{refused:?}");
     let bare = Keeper::builder(world.store.clone(), &world.env, "orders-app", "c");
     assert!(world.until(bare.start()).await.unwrap_err().chain().contains("no stream was named"));
+}
+
+#[tokio::test]
+async fn what_a_consumer_measures_is_stored_with_a_renewal() {
+    let world = World::new(1).await;
+    let (_a, mut of_a) = world.until(world.worker("a").start()).await.unwrap();
+    let holding = world.until(of_a.recv()).await.unwrap();
+    holding.measured(f64::NAN);
+    world.pass(Duration::from_secs(8)).await;
+    assert_eq!(world.row(0).await.unwrap().throughput_kbps, None);
+    holding.measured(12.5);
+    world.pass(Duration::from_secs(8)).await;
+    assert_eq!(world.row(0).await.unwrap().throughput_kbps, Some(12.5));
 }
 
 #[tokio::test]

@@ -117,8 +117,15 @@ impl<'a> Stream<'a> {
         self.leases.get(&self.key(shard))
     }
 
-    /// The shards above `shard` (and itself) that have no lease, parents first, up to the first that have one.
-    fn bare_line(&self, shard: &'a ShardId, seen: &mut BTreeSet<&'a ShardId>, line: &mut Vec<&'a Shard>) {
+    /// The shards above `shard` (and itself) that have no lease, parents first, up to the first that have one,
+    /// or that had one which was begun: what is above that has been read (LI-4).
+    fn bare_line(
+        &self,
+        shard: &'a ShardId,
+        remembered: &BTreeMap<LeaseKey, Lease>,
+        seen: &mut BTreeSet<&'a ShardId>,
+        line: &mut Vec<&'a Shard>,
+    ) {
         // By hand and not by recursion: a stream that was resharded often has long lines.
         let mut path = vec![(shard, false)];
         while let Some((id, is_done)) = path.pop() {
@@ -126,8 +133,15 @@ impl<'a> Stream<'a> {
             if is_done {
                 line.push(shard);
             } else if self.lease(id).is_none() && seen.insert(id) {
-                path.push((id, true));
-                path.extend(shard.parents().map(|parent| (parent, false)));
+                let last = remembered.get(&self.key(id)).map(|lease| &lease.checkpoint);
+                match last.filter(|_| !planted::is("lost_row_loses_its_line")) {
+                    Some(Checkpoint::ShardEnd) => {}
+                    Some(Checkpoint::At { .. }) => line.push(shard),
+                    _ => {
+                        path.push((id, true));
+                        path.extend(shard.parents().map(|parent| (parent, false)));
+                    }
+                }
             }
         }
     }
@@ -142,15 +156,18 @@ impl<'a> Stream<'a> {
         let mut seen = BTreeSet::new();
         let mut line = Vec::new();
         for (id, shard) in &self.shards {
-            if shard.is_open() || !self.children.contains_key(id) {
-                self.bare_line(id, &mut seen, &mut line);
+            if shard.is_open() || !self.children.contains_key(id) || self.is_waited_for(id) {
+                self.bare_line(id, remembered, &mut seen, &mut line);
             }
         }
         // Parents come before their children, so what is said of a parent is known by then.
         let (mut descends, mut wanted) = (BTreeSet::new(), BTreeSet::new());
         for shard in line {
-            let has_leased_ancestor =
-                shard.parents().any(|parent| self.lease(parent).is_some() || descends.contains(parent));
+            let has_leased_ancestor = shard.parents().any(|parent| {
+                self.lease(parent).is_some()
+                    || descends.contains(parent)
+                    || remembered.contains_key(&self.key(parent))
+            });
             if has_leased_ancestor {
                 descends.insert(&shard.id);
             }
@@ -176,6 +193,14 @@ impl<'a> Stream<'a> {
             chores.create.push(lease);
         }
         chores.create.sort_by(|one, two| one.key.cmp(&two.key));
+    }
+
+    /// Whether children have leases and none has begun: then this shard's own was not cleaned away (LI-4) but lost.
+    fn is_waited_for(&self, shard: &ShardId) -> bool {
+        let children = self.children.get(shard).into_iter().flatten();
+        let mut leases = children.filter_map(|child| self.lease(child)).peekable();
+        let begun = |lease: &Lease| matches!(lease.checkpoint, Checkpoint::At { .. } | Checkpoint::ShardEnd);
+        leases.peek().is_some() && !leases.any(begun) && !planted::is("lost_parent_stays_lost")
     }
 
     fn fresh(&self, shard: &Shard, checkpoint: Checkpoint) -> Lease {

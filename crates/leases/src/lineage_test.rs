@@ -181,6 +181,28 @@ fn a_lost_row_is_made_again_where_it_was() {
 }
 
 #[test]
+fn a_lost_row_does_not_bring_back_what_was_read_before_it() {
+    let listed = listed("0! 1<0 2<0");
+    let found = |rows: &str, remembered: &str| {
+        shown(&chores(&listed, &leases(rows, &listed), &leases(remembered, &listed), TrimHorizon))
+    };
+    // 0 was read and cleaned away, then the row of 1 was lost.
+    assert_eq!(found("2=7", "1=5"), "+1=5");
+    // The list is older than the end of 1, which was cleaned away.
+    assert_eq!(found("2=7", "1=end"), "");
+    // Neither 1 nor 0 had been read to its end.
+    assert_eq!(found("2=th", "0=7 1=th"), "+0=7 later:1");
+}
+
+#[test]
+fn li4_a_parent_that_is_waited_for_was_lost_and_is_made_again() {
+    check("0! 1<0 2<0", "1=th 2=th", TrimHorizon, "+0=th");
+    check("0! 1<0 2<0", "1=7 2=th", TrimHorizon, "");
+    check("0! 1<0 2<0", "1=7 2=7", TrimHorizon, "");
+    check("0! 1<0 2<0", "1=latest 2=latest", Latest, "");
+}
+
+#[test]
 fn li1_both_parents_of_a_merge_finish_first() {
     let listed = listed("0! 1! 2<0+1");
     let ready = |rows: &str| {

@@ -32,6 +32,7 @@
 //! - LE-11 A lease whose consumer is busy and does not get on is not renewed.
 //! - LE-12 Beside workers of another kind nothing is moved.
 //! - LE-13 A worker says that it leaves before it gives anything back, and gives back only what is drained.
+//!   From when on it is drained, nothing of it is delivered, whether or not it was given yet.
 //! - LE-14 A checkpoint never goes back.
 //! - LE-15 Two workers with one name: the second does not start.
 //! - LE-16 A worker whose leases last for another time does not start.
@@ -51,7 +52,8 @@ use tenure_planted as planted;
 
 use self::fleet::Fleet;
 pub use self::message::{
-    Alarm, Answer, Call, CallId, Effect, Event, Fatal, Loss, Me, News, Now, Outcome, Planning, RequestId, Scan,
+    Alarm, Answer, Call, CallId, Effect, Event, Fatal, Loss, Me, News, Now, Outcome, Planning, RequestId,
+    Scan,
 };
 use crate::attempt::{Attempt, Note, Presence};
 use crate::holding::Ending;
@@ -65,6 +67,20 @@ const QUEUE_MAX: usize = 16;
 const PAUSES_PER_LEASE: u32 = 40;
 /// The longest pause, in sixteenths of a lease.
 const PAUSE_DOUBLINGS_MAX: u32 = 3;
+
+/// A large fleet always has news, and a large table is not read for each: because of news, a worker reads at most
+/// so many rows in a lease. That is 10,000 leases five times, and 1,000 as often as there are news.
+const NEWS_ROWS_PER_LEASE: u32 = 50_000;
+/// A finished lease that vanished is remembered for so many leases, or for as long as its shard is listed: children
+/// that have not begun come back to it.
+const GONE_LEASES: u32 = 30;
+/// The nudge row is read again if the answer does not come within so many of its periods.
+const NUDGE_PATIENCE: u32 = 4;
+
+/// A parent whose row is lost is waited for until it is back, but not for ever: its shard may be gone as well.
+const PARENT_PATIENCE_LEASES: u32 = 50;
+/// Whoever has just come cannot know whether a parent's row has just vanished, and waits for so long.
+const STRANGER_PATIENCE_LEASES: u32 = 6;
 
 /// One worker's keeper.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,6 +107,8 @@ pub struct Machine {
     calls: u64,
     asked: BTreeMap<CallId, Asked>,
     scan: Pace,
+    /// When the last scan was received.
+    scanned: Monotonic,
     nudge: Pace,
     list: Pace,
     /// What the nudge row said when leases were last read.
@@ -101,6 +119,10 @@ pub struct Machine {
     nudging: bool,
     own: OwnRow,
     shards: Option<Vec<StreamShards>>,
+    /// The leases that these want.
+    shard_keys: BTreeSet<LeaseKey>,
+    /// When these were asked for.
+    listed: Monotonic,
     /// Rows that are being made or deleted.
     chores: BTreeSet<LeaseKey>,
     /// There were no leases when this worker came, and nobody held any.
@@ -116,9 +138,15 @@ pub struct Machine {
 #[derive(Debug, Clone, PartialEq)]
 enum Phase {
     /// Watches the row that another process of this name left, if there is one.
-    Starting { rival: Option<Rival> },
+    Starting {
+        rival: Option<Rival>,
+    },
     Running,
-    Stopping { by: Monotonic, noted: bool, leaving: bool },
+    Stopping {
+        by: Monotonic,
+        noted: bool,
+        leaving: bool,
+    },
     Stopped,
 }
 
@@ -173,14 +201,14 @@ enum Asked {
 struct Gone {
     lease: Lease,
     since: Monotonic,
-    /// Its holder may live, and would put it back.
-    may_be_held: bool,
 }
 
 /// A lease, and what is known about it.
 #[derive(Debug, Clone, PartialEq)]
 struct Known {
     lease: Lease,
+    /// When the row was first seen.
+    since: Monotonic,
     /// When this counter was first received.
     seen: Monotonic,
     /// When the row was last learned of.
@@ -198,6 +226,8 @@ struct Known {
     /// I had it, and it did not go well: others first, until then.
     shunned_until: Monotonic,
     failures: u32,
+    /// The counter that I last sent for it, and when first. It outlasts a hold: the write may land after its loss.
+    counted: Option<(u64, Monotonic)>,
     doing: Option<Doing>,
     hold: Option<Hold>,
     due: Monotonic,
@@ -216,6 +246,8 @@ struct Hold {
     handoff: Option<Handoff>,
     queue: VecDeque<Ask>,
     stuck: bool,
+    /// Its consumer has drained it: nothing more is delivered.
+    drained: bool,
     /// The row vanished: put it back.
     restore: bool,
     kbps: Option<f64>,
@@ -300,6 +332,7 @@ impl Machine {
             calls: 0,
             asked: BTreeMap::new(),
             scan: Pace::default(),
+            scanned: Monotonic::default(),
             nudge: Pace::default(),
             list: Pace::default(),
             nudge_seen: 0,
@@ -308,6 +341,8 @@ impl Machine {
             nudging: false,
             own: OwnRow::default(),
             shards: None,
+            shard_keys: BTreeSet::new(),
+            listed: Monotonic::default(),
             chores: BTreeSet::new(),
             fresh_table: false,
             review: false,
@@ -356,7 +391,8 @@ impl Machine {
     /// When [`Event::Wake`] is wanted at the latest.
     #[must_use]
     pub fn wake_at(&self) -> Monotonic {
-        let first = |set: &BTreeSet<(Monotonic, LeaseKey)>| set.first().map_or(Monotonic::NEVER, |(at, _)| *at);
+        let first =
+            |set: &BTreeSet<(Monotonic, LeaseKey)>| set.first().map_or(Monotonic::NEVER, |(at, _)| *at);
         let idle = |pace: &Pace| if pace.sent.is_none() { pace.next } else { Monotonic::NEVER };
         let nudge_write = match self.nudge_at {
             Some(at) if !self.nudging => at,
@@ -381,14 +417,15 @@ impl Machine {
     /// Whether this worker may deliver the records of a lease at `now`, whatever happened since the last step.
     #[must_use]
     pub fn may_deliver(&self, key: &LeaseKey, now: Monotonic) -> bool {
-        self.hold(key).is_some_and(|hold| now < hold.deadline)
+        self.hold(key).is_some_and(|hold| now < hold.deadline && !hold.drained)
     }
 
-    /// The leases that are held, and until when.
+    /// The leases whose records may be delivered, and until when.
     pub fn held(&self) -> impl Iterator<Item = (&Lease, Monotonic)> {
         self.mine.iter().filter_map(|key| {
             let known = self.known.get(key)?;
-            Some((&known.lease, known.hold.as_ref()?.deadline))
+            let hold = known.hold.as_ref().filter(|hold| !hold.drained)?;
+            Some((&known.lease, hold.deadline))
         })
     }
 
@@ -494,19 +531,19 @@ impl Machine {
         }
         if self.scan.sent.is_none() && at >= self.scan.next {
             self.scan.sent = Some(at);
-            self.call(at + self.timing.lease, Asked::Scan, Call::Scan, effects);
+            self.call(at + self.timing.lease / 2, Asked::Scan, Call::Scan, effects);
         }
         let runs = self.phase == Phase::Running;
         if runs && self.nudge.sent.is_none() && at >= self.nudge.next {
             self.nudge.sent = Some(at);
-            self.call(at + self.timing.lease, Asked::Nudge, Call::Nudge, effects);
+            self.call(at + self.timing.nudge * NUDGE_PATIENCE, Asked::Nudge, Call::Nudge, effects);
         }
         if let Some(due) = self.nudge_at
             && at >= due
             && !self.nudging
         {
             (self.nudge_at, self.nudging, self.nudged) = (None, true, at);
-            self.call(at + self.timing.lease, Asked::NudgeWrite, Call::Note(Note::Nudge), effects);
+            self.call(at + self.timing.renew, Asked::NudgeWrite, Call::Note(Note::Nudge), effects);
         }
         if runs && self.list.sent.is_none() && at >= self.list.next && at >= self.acts_at() {
             self.list.sent = Some(at);
@@ -598,15 +635,17 @@ impl Machine {
                 if let Answer::Nudge(counter) = answer
                     && counter != self.nudge_seen
                 {
-                    self.scan.next = now.monotonic;
+                    let leases = u32::try_from(self.known.len()).unwrap_or(u32::MAX).min(NEWS_ROWS_PER_LEASE);
+                    let pause = self.timing.lease * leases / NEWS_ROWS_PER_LEASE;
+                    self.scan.next = self.scan.next.min(now.monotonic.max(self.scanned + pause));
                 }
             }
             Asked::List => {
-                self.list.sent = None;
+                let sent = self.list.sent.take().unwrap_or(now.monotonic);
                 self.list.next = now.monotonic + self.pause(3);
                 if let Answer::Shards(streams) = answer {
                     self.list.next = now.monotonic + self.timing.list;
-                    self.shards = Some(streams);
+                    self.take_in_shards(sent, streams);
                     self.review = true;
                 }
             }
@@ -628,9 +667,16 @@ impl Machine {
     }
 
     fn scanned(&mut self, now: Now, sent: Monotonic, scan: Scan, effects: &mut Vec<Effect>) {
+        let before = std::mem::replace(&mut self.scanned, now.monotonic);
         self.nudge_seen = scan.nudge;
         let first = self.began.is_none();
         self.fleet.update(now.monotonic, scan.workers);
+        if !first && before + self.timing.lease < now.monotonic {
+            // Whoever did not look for so long knows as little as one who has just come.
+            (self.began, self.fresh_table) = (Some(now.monotonic), false);
+            // A row that had vanished may have been put back, and have vanished again.
+            self.gone.values_mut().for_each(|gone| gone.since = now.monotonic);
+        }
         if first {
             self.began = Some(now.monotonic);
             self.unplanned_since = now.monotonic;
@@ -684,7 +730,8 @@ impl Machine {
             leases: leases.clone(),
             since: now.monotonic,
         });
-        let moved = leases.iter().any(|(key, counter)| before.leases.get(key).is_some_and(|old| old != counter));
+        let moved =
+            leases.iter().any(|(key, counter)| before.leases.get(key).is_some_and(|old| old != counter));
         let lives = moved || before.incarnation != row.incarnation || before.counter != row.counter;
         let since = before.since;
         if lives && !planted::is("name_taken_twice") {
@@ -711,19 +758,18 @@ impl Machine {
 
     /// When my row is to be written next. A worker that holds leases is seen by its renewals.
     fn presence_at(&self) -> Monotonic {
-        if self.own.writing || self.fatal.is_some() {
+        let leaving = matches!(self.phase, Phase::Stopping { leaving: true, .. });
+        if self.own.writing || self.fatal.is_some() || leaving {
             return Monotonic::NEVER;
         }
         let Some(written) = self.own.written else { return self.own.retry_at };
-        let changed = self.own.cap != self.cap_to_say() || self.own.holding != self.holds_any();
+        let changed =
+            self.own.cap != self.cap_to_say() || (self.is_running() && self.own.holding != self.holds_any());
         let period = if self.holds_any() { self.timing.presence_ttl / 3 } else { self.timing.renew };
         if changed { self.own.retry_at } else { (written + period).max(self.own.retry_at) }
     }
 
     fn keep_presence(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        if let Phase::Stopping { leaving: true, .. } = self.phase {
-            return;
-        }
         if now.monotonic >= self.presence_at() {
             self.write_presence(now, None, effects);
         }
@@ -775,10 +821,8 @@ impl Machine {
             return;
         }
         self.own.retry_at = now.monotonic + self.pause(1);
-        // Said anew as soon as it can be.
-        if self.own.written.is_some() {
-            self.own.written = Some(Monotonic::default());
-        }
+        // Nothing of it is said: it is said anew as soon as it can be.
+        self.own.cap = u64::MAX;
         if matches!(answer, Answer::Refused(_)) || first {
             self.scan.next = self.own.retry_at;
         }
@@ -813,13 +857,24 @@ impl Machine {
             .known
             .iter()
             .filter(|(key, known)| {
-                !shown.contains(*key) && !self.bad.contains_key(*key) && known.updated < sent && known.doing.is_none()
+                !shown.contains(*key)
+                    && !self.bad.contains_key(*key)
+                    && known.updated < sent
+                    && known.doing.is_none()
             })
             .map(|(key, _)| key.clone())
             .collect();
         for key in absent {
             self.vanished(now, &key);
         }
+        // What was read to its end is deleted in the course of things, and need not be remembered for long.
+        let lease = self.timing.lease;
+        let shard_keys = &self.shard_keys;
+        self.gone.retain(|key, gone| {
+            !gone.lease.checkpoint.is_end()
+                || shard_keys.contains(key)
+                || now.monotonic < gone.since + lease * GONE_LEASES
+        });
         self.look_again(now);
     }
 
@@ -833,8 +888,7 @@ impl Machine {
         }
         let Some(known) = self.known.remove(key) else { return };
         self.due.remove(&(known.due, key.clone()));
-        let may_be_held = known.lease.owner.is_some() || known.lease.giver.is_some();
-        self.gone.insert(key.clone(), Gone { lease: known.lease, since: now.monotonic, may_be_held });
+        self.gone.insert(key.clone(), Gone { lease: known.lease, since: now.monotonic });
         self.review = true;
     }
 
@@ -850,6 +904,7 @@ impl Machine {
             // Somebody else's may have moved just now.
             let pinned_until = if row.owner.is_some() { at + self.timing.move_interval } else { at };
             let known = Known {
+                since: at,
                 seen: if planted::is("expiry_from_send") { sent } else { at },
                 updated: at,
                 moves: false,
@@ -859,6 +914,7 @@ impl Machine {
                 look_at: at,
                 shunned_until: at,
                 failures: 0,
+                counted: None,
                 doing: None,
                 hold: None,
                 due: Monotonic::NEVER,
@@ -900,7 +956,9 @@ impl Machine {
         let Some(known) = self.known.get_mut(&key) else { return };
         let plainly_mine = row.owner.as_ref() == Some(&me) && row.giver.is_none();
         if row.counter != known.lease.counter && !planted::is("watch_ignores_counter") {
-            known.moves = known.lease.owner.is_some() && known.lease.owner == row.owner;
+            // Whoever gives counts for whoever receives: only an owner that was plainly so before has renewed.
+            let same = known.lease.owner == row.owner && known.lease.giver == row.giver;
+            known.moves = row.owner.is_some() && same;
             known.seen = now.monotonic;
             known.claimable = None;
             known.failures = 0;
@@ -939,20 +997,44 @@ impl Machine {
 
     /// LE-8: whether a lease may be read, as far as is known.
     fn is_ready(&self, lease: &Lease, now: Monotonic) -> bool {
+        // Whoever has it knew of its parents, or had it from somebody who did.
+        let is_taken = lease.owner.is_some();
         let lookup = |key: &LeaseKey| {
             let known = self.known.get(key).map(|known| &known.lease);
             known.or_else(|| {
-                let gone = self.gone.get(key)?;
-                (now < gone.since + self.timing.lease * 2).then_some(&gone.lease)
+                let gone = self.gone.get(key).filter(|_| !is_taken)?;
+                let patience = self.timing.lease * PARENT_PATIENCE_LEASES;
+                (self.is_wanted(key) && now < gone.since + patience).then_some(&gone.lease)
             })
         };
         if parents_of(lease).any(|key| self.bad.contains_key(&key)) || !is_ready(lease, lookup) {
             return false;
         }
-        let begun = matches!(lease.checkpoint, Checkpoint::At { .. });
-        let settled = self.began.is_some_and(|began| now >= began + self.timing.lease);
-        // Whoever has just come cannot know whether a parent's row has just vanished.
-        begun || settled || self.fresh_table || parents_of(lease).all(|key| self.known.contains_key(&key))
+        // A parent's row is cleaned away only after its children have begun (LI-4). Absent before, it is lost, and is
+        // made again if its shard is there still: that is known to whoever has listed, and others wait a while.
+        let begun = matches!(lease.checkpoint, Checkpoint::At { .. } | Checkpoint::Latest);
+        if is_taken || begun || self.fresh_table {
+            return true;
+        }
+        let settled =
+            self.began.is_some_and(|began| now >= began + self.timing.lease * STRANGER_PATIENCE_LEASES);
+        parents_of(lease).all(|key| {
+            let is_seen = self.known.contains_key(&key) || self.gone.contains_key(&key);
+            let is_lost = || self.shard_keys.contains(&key) && !self.has_begun_child(&key);
+            is_seen || if self.shards.is_some() { !is_lost() } else { settled }
+        })
+    }
+
+    /// Whether a child of a shard has begun: then the shard has been read. Seldom asked, of a row that was lost.
+    fn has_begun_child(&self, parent: &LeaseKey) -> bool {
+        let begun = |lease: &Lease| matches!(lease.checkpoint, Checkpoint::At { .. } | Checkpoint::ShardEnd);
+        let mut leases = self.known.values().map(|known| &known.lease);
+        leases.any(|lease| begun(lease) && parents_of(lease).any(|key| key == *parent))
+    }
+
+    /// Whether a shard is there still, as far as is known.
+    fn is_wanted(&self, key: &LeaseKey) -> bool {
+        self.shards.is_none() || self.shard_keys.contains(key)
     }
 
     /// Works out anew when a lease is to be looked at.

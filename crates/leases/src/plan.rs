@@ -9,7 +9,8 @@
 //! By bytes, loads are evened out instead of counts: as long as a move from the most loaded to the least
 //! loaded lowers the higher of the two by a worthwhile part.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use tenure_planted as planted;
 
@@ -119,9 +120,10 @@ impl<'a> Desk<'a> {
             .collect();
         let mut free = Vec::new();
         for load in loads {
-            let seat = load.holder.as_ref().and_then(|id| {
-                seats.binary_search_by(|seat| seat.worker.id.cmp(id)).ok()
-            });
+            let seat = load
+                .holder
+                .as_ref()
+                .and_then(|id| seats.binary_search_by(|seat| seat.worker.id.cmp(id)).ok());
             match seat {
                 Some(seat) => seats[seat].held.push(load),
                 None => free.push(load),
@@ -135,35 +137,32 @@ impl<'a> Desk<'a> {
 
     fn by_count(&mut self, plan: &mut Plan) {
         self.set_targets();
+        // Whoever lacks most; of those who lack the same, the first by name.
+        let lacks = |seat: &Seat<'_>| seat.target.saturating_sub(seat.held.len());
+        let mut lacking: BinaryHeap<(usize, Reverse<usize>)> =
+            self.seats.iter().enumerate().map(|(at, seat)| (lacks(seat), Reverse(at))).collect();
         for load in std::mem::take(&mut self.free) {
-            // Whoever lacks most; of those who lack the same, the first by name.
-            let lacks = |seat: &Seat<'_>| seat.target.saturating_sub(seat.held.len());
-            let Some(seat) = self.seats.iter().enumerate().max_by_key(|(at, seat)| (lacks(seat), usize::MAX - at))
-            else {
-                return;
-            };
-            let at = seat.0;
-            if lacks(&self.seats[at]) == 0 {
-                break;
-            }
+            let Some((lacks @ 1.., Reverse(at))) = lacking.pop() else { break };
             self.seats[at].held.push(load);
             plan.placements.insert(load.key.clone(), self.seats[at].worker.id.clone());
+            lacking.push((lacks - 1, Reverse(at)));
         }
         for from in 0..self.seats.len() {
             if self.seats[from].sheds {
                 continue;
             }
             while self.seats[from].held.len() > self.seats[from].target && plan.moves.len() < MOVES_MAX {
-                let Some(to) = (0..self.seats.len()).find(|&to| {
-                    !self.seats[to].sheds && self.seats[to].held.len() < self.seats[to].target
-                }) else {
+                let Some(to) = (0..self.seats.len())
+                    .find(|&to| !self.seats[to].sheds && self.seats[to].held.len() < self.seats[to].target)
+                else {
                     return;
                 };
                 let is_placed = |load: &Load| plan.placements.contains_key(&load.key);
                 // The last by name: what was there before stays.
-                let movable = self.seats[from].held.iter().rposition(|load| {
-                    (!load.pinned || planted::is("moves_twice")) && !is_placed(load)
-                });
+                let movable = self.seats[from]
+                    .held
+                    .iter()
+                    .rposition(|load| (!load.pinned || planted::is("moves_twice")) && !is_placed(load));
                 let Some(movable) = movable else { break };
                 self.shift(from, movable, to, plan);
             }
@@ -194,7 +193,8 @@ impl<'a> Desk<'a> {
         let (share, odd) = (left / open.len(), left % open.len());
         open.sort_by_key(|&at| (usize::MAX - self.seats[at].held.len(), at));
         for (rank, at) in open.into_iter().enumerate() {
-            self.seats[at].target = (share + usize::from(rank < odd)).min(self.cap(at));
+            let spare = if planted::is("plan_is_uneven") { 2 } else { 0 };
+            self.seats[at].target = (share + spare + usize::from(rank < odd)).min(self.cap(at));
         }
     }
 
@@ -213,7 +213,9 @@ impl<'a> Desk<'a> {
     fn by_bytes(&mut self, plan: &mut Plan) {
         let mut free = std::mem::take(&mut self.free);
         // The largest first: what is small fits in anywhere.
-        free.sort_by(|one, two| self.kbps(two).total_cmp(&self.kbps(one)).then_with(|| one.key.cmp(&two.key)));
+        free.sort_by(|one, two| {
+            self.kbps(two).total_cmp(&self.kbps(one)).then_with(|| one.key.cmp(&two.key))
+        });
         for load in free {
             let Some(at) = self.least_loaded() else { break };
             self.seats[at].held.push(load);

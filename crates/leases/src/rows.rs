@@ -35,7 +35,8 @@ const WORKER_PREFIX: &str = "worker#";
 /// A counter beyond it was not counted up to, and the next could not be stored.
 const COUNTER_MAX: u64 = i64::MAX.unsigned_abs() / 2;
 /// What the KCL stores before a checkpoint is made; removed by each of ours.
-const PENDING: [&str; 3] = ["pendingCheckpoint", "pendingCheckpointSubSequenceNumber", "pendingCheckpointState"];
+const PENDING: [&str; 3] =
+    ["pendingCheckpoint", "pendingCheckpointSubSequenceNumber", "pendingCheckpointState"];
 
 /// The lease table, as a new one is made.
 #[must_use]
@@ -144,7 +145,7 @@ impl Place {
                     Some(marks) => change.set("tenureMarks", Value::B(marks.to_vec())),
                     None => change.remove("tenureMarks"),
                 };
-                let when = if planted::is("checkpoint_without_fence") {
+                let when = if planted::is("lease_checkpoint_without_fence") {
                     Condition::exists("leaseKey")
                 } else {
                     mine_to_renew(me, *counter)
@@ -175,7 +176,8 @@ impl Place {
                 )
             }
             Attempt::Evict { key, counter, me } => {
-                let owner = Condition::eq("leaseOwner", me.as_str()).and(Condition::absent("checkpointOwner"));
+                let owner =
+                    Condition::eq("leaseOwner", me.as_str()).and(Condition::absent("checkpointOwner"));
                 let when = if planted::is("evict_without_counter") {
                     owner
                 } else {
@@ -214,8 +216,9 @@ impl Place {
                 item.set("counter", me.counter);
                 item.set("ttl", me.expires);
                 let when = match over {
-                    Some((incarnation, counter)) => Condition::eq("incarnation", &**incarnation)
-                        .and(Condition::eq("counter", *counter)),
+                    Some((incarnation, counter)) => {
+                        Condition::eq("incarnation", &**incarnation).and(Condition::eq("counter", *counter))
+                    }
                     None => Condition::absent("pk").or(Condition::eq("incarnation", &*me.incarnation)),
                 };
                 Write::Put { table, item, when }
@@ -335,7 +338,8 @@ pub fn item_of(lease: &Lease) -> Item {
     if let Some(giver) = &lease.giver {
         item.set("checkpointOwner", giver.as_str());
     }
-    let names = |shards: &BTreeSet<ShardId>| Value::Ss(shards.iter().map(|id| id.as_str().to_owned()).collect());
+    let names =
+        |shards: &BTreeSet<ShardId>| Value::Ss(shards.iter().map(|id| id.as_str().to_owned()).collect());
     // DynamoDB has no empty set.
     if !lease.parents.is_empty() {
         item.set("parentShardId", names(&lease.parents));

@@ -2,8 +2,8 @@ use proptest::prelude::*;
 use tenure_stream::HashKey;
 
 use super::*;
-use crate::testing::LeaseTable;
 use crate::machine::Answer;
+use crate::testing::LeaseTable;
 
 fn place() -> Place {
     Place::new("orders-app", "tenure_coordination")
@@ -18,7 +18,10 @@ fn lease() -> Lease {
         giver: None,
         counter: 7,
         owner_switches: 1,
-        checkpoint: Checkpoint::At { sequence: "49590338271490256608559692538361571095921575989136588898".parse().unwrap(), sub: 2 },
+        checkpoint: Checkpoint::At {
+            sequence: "49590338271490256608559692538361571095921575989136588898".parse().unwrap(),
+            sub: 2,
+        },
         parents: BTreeSet::from([ShardId::numbered(1), ShardId::numbered(2)]),
         children: BTreeSet::new(),
         range: Some(HashRange { start: HashKey(0), end: HashKey::MAX }),
@@ -29,8 +32,10 @@ fn lease() -> Lease {
 
 #[test]
 fn a_row_is_what_the_kcl_writes() {
-    let shown: Vec<String> =
-        item_of(&lease()).iter().map(|(name, value)| format!("{name} {} {}", value.type_name(), show(value))).collect();
+    let shown: Vec<String> = item_of(&lease())
+        .iter()
+        .map(|(name, value)| format!("{name} {} {}", value.type_name(), show(value)))
+        .collect();
     expect_test::expect![[r#"
         checkpoint S 49590338271490256608559692538361571095921575989136588898
         checkpointSubSequenceNumber N 2
@@ -97,7 +102,10 @@ fn what_cannot_be_understood_is_named_and_left_alone() {
         let error = place().lease(&item).unwrap_err();
         assert_eq!(error.kind(), Kind::Corrupt);
         let text = error.chain();
-        assert!(text.contains("lease `shardId-000000000003` of table `orders-app`") && text.contains(says), "{text}");
+        assert!(
+            text.contains("lease `shardId-000000000003` of table `orders-app`") && text.contains(says),
+            "{text}"
+        );
     };
     refused("leaseCounter", Value::from(-1), "`leaseCounter` -1, below zero");
     refused("leaseCounter", Value::from("7"), "`leaseCounter` of type S, not N");

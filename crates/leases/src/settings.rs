@@ -109,7 +109,7 @@ impl Settings {
         if !(LEASE_MIN..=LEASE_MAX).contains(&lease) {
             return invalid(format!("lease {lease:?} is not from {LEASE_MIN:?} to {LEASE_MAX:?}"));
         }
-        if lease.subsec_nanos() % 1_000_000 != 0 {
+        if !lease.subsec_nanos().is_multiple_of(1_000_000) {
             return invalid(format!("lease {lease:?} is no whole number of milliseconds: round it"));
         }
         if self.rate_error_ppm > RATE_ERROR_PPM_MAX {
@@ -147,7 +147,9 @@ impl Settings {
             return invalid("list interval is zero: 30 s is usual".to_owned());
         }
         if self.progress_timeout.is_some_and(|timeout| timeout < lease) {
-            return invalid(format!("progress timeout must be at least the lease {lease:?}: a slow batch is no stuck one"));
+            return invalid(format!(
+                "progress timeout must be at least the lease {lease:?}: a slow batch is no stuck one"
+            ));
         }
         Ok(Timing {
             lease,

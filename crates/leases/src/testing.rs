@@ -132,7 +132,7 @@ fn applies(attempt: &Attempt, lease: &Lease) -> bool {
             lease.counter == *counter && (plainly(me) || is(&lease.giver, me))
         }
         Attempt::Checkpoint { counter, me, .. } => {
-            planted::is("checkpoint_without_fence")
+            planted::is("lease_checkpoint_without_fence")
                 || (lease.counter == *counter && (plainly(me) || is(&lease.giver, me)))
         }
         Attempt::Take { counter, .. } => planted::is("take_without_counter") || lease.counter == *counter,

@@ -1,3 +1,4 @@
 //! Tests across the crate's modules.
 
 mod capacity;
+mod fleet;

@@ -11,6 +11,7 @@ use tenure_clock::{Clock, SystemClock};
 use crate::cdc::Cdc;
 use crate::election::Election;
 use crate::fleet::{self, SumsOf};
+use crate::leases::{Leases, scale};
 use crate::scenario::{Named, OutcomeOf, Plan, Scenario, Tally, Watch};
 use crate::shrink::{Shrunk, shrink};
 
@@ -31,6 +32,20 @@ enum Chosen {
     Election(Selection),
     /// A few nodes take turns in publishing a database's changes.
     Cdc(Selection),
+    /// A few workers share the shards of a stream.
+    Leases {
+        #[command(flatten)]
+        selection: Selection,
+        /// One calm world instead: a large fleet that starts at once.
+        #[arg(long)]
+        scale: bool,
+        /// With --scale: how many shards.
+        #[arg(long, default_value_t = 10_000, requires = "scale", value_parser = clap::value_parser!(u32).range(1..=100_000))]
+        shards: u32,
+        /// With --scale: how many workers.
+        #[arg(long, default_value_t = 1000, requires = "scale", value_parser = clap::value_parser!(u16).range(1..=10_000))]
+        workers: u16,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -86,6 +101,10 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     match &arguments.scenario {
         Chosen::Election(selection) => simulate::<Election>(selection),
         Chosen::Cdc(selection) => simulate::<Cdc>(selection),
+        Chosen::Leases { selection, scale: true, shards, workers } => {
+            at_scale(selection.json, *shards, usize::from(*workers))
+        }
+        Chosen::Leases { selection, .. } => simulate::<Leases>(selection),
     }
 }
 
@@ -112,6 +131,17 @@ fn simulate<S: Scenario>(selection: &Selection) -> ExitCode {
         eprintln!("error: {problem}");
     }
     if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// A large fleet, and what it costs.
+fn at_scale(json: bool, shards: u32, workers: usize) -> ExitCode {
+    let figures = scale::run(shards, workers);
+    if json {
+        println!("{}", serde_json::to_string(&figures).unwrap_or_default());
+    } else {
+        println!("{figures:#?}");
+    }
+    if figures.ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn report<S: Scenario>(selection: &Selection, sums: &SumsOf<S>, seconds: f64) {

@@ -2,6 +2,7 @@
 
 mod cdc;
 mod election;
+mod leases;
 mod processes;
 
 const THREADS: usize = 2;

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-const SCENARIOS: [&str; 2] = ["election", "cdc"];
+const SCENARIOS: [&str; 3] = ["election", "cdc", "leases"];
 
 fn simulator(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-sim"));
@@ -31,6 +31,7 @@ fn tell_twice(scenario: &str) {
 fn the_summary_has_its_fields() {
     fields_of("election", &["failover_p50", "failover_p99"]);
     fields_of("cdc", &[]);
+    fields_of("leases", &[]);
 }
 
 fn fields_of(scenario: &str, more: &[&str]) {

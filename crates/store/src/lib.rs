@@ -17,6 +17,7 @@ pub mod codec;
 mod condition;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod counting;
 #[cfg(feature = "dynamodb")]
 mod dynamodb;
 mod faulty;
@@ -43,6 +44,7 @@ pub use tenure_backend::{Address, Env, Error, FaultCounts, FaultRates, Faults, K
 use tenure_clock::Monotonic;
 
 pub use self::condition::{Comparison, Condition};
+pub use self::counting::Counting;
 #[cfg(feature = "dynamodb")]
 pub use self::dynamodb::DynamoDb;
 pub use self::faulty::Faulty;

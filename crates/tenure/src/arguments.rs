@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::commands::consumer::{capacity, consume, leases, workers};
+#[cfg(all(feature = "sqlite", feature = "postgres"))]
+use crate::commands::demo;
 use crate::commands::election::{elect, guard, leaders, resign};
 #[cfg(feature = "postgres")]
 use crate::commands::{cdc, dlq};
-use crate::commands::{completions, config, demo, doctor, init, man, store, stream};
+use crate::commands::{completions, config, doctor, init, man, store, stream};
 use crate::duration;
 use crate::settings::{Flag, LogFormat};
 
@@ -37,7 +40,8 @@ Examples:
   tenure elect nightly-report -- ./report.sh
   tenure stream create --shards 4
   tenure stream tail --follow --json
-  tenure cdc setup --all-tables && tenure cdc run"
+  tenure cdc setup --all-tables && tenure cdc run
+  tenure consume --app orders --exec ./apply.py"
 )]
 pub(crate) struct Arguments {
     #[command(flatten)]
@@ -119,6 +123,14 @@ pub(crate) enum Command {
     /// Look at events that were not published as they were
     #[cfg(feature = "postgres")]
     Dlq(dlq::Args),
+    /// Read the stream as one of several workers, and hand on its records
+    Consume(Box<consume::Args>),
+    /// Show and move the leases of an application's workers
+    Leases(leases::Args),
+    /// Show how many leases each worker may hold
+    Workers(workers::Args),
+    /// Explain how many leases a worker may hold
+    Capacity(capacity::Args),
     /// Run a command while leading a shard
     Elect(elect::Args),
     /// Show who leads what
@@ -131,13 +143,19 @@ pub(crate) enum Command {
     /// The process that becomes the command of `elect`
     #[command(hide = true)]
     ElectExec(guard::ExecArgs),
-    /// Show the embedded store and stream at work
+    /// Show the whole pipeline at work, with real processes and faults
+    #[cfg(all(feature = "sqlite", feature = "postgres"))]
     #[command(after_help = "\
 Examples:
   tenure demo
   tenure demo --seconds 60 --json")]
     Demo(demo::Args),
-    /// A process of the demo
+    /// A process that ends with the demo
+    #[cfg(all(feature = "sqlite", feature = "postgres"))]
+    #[command(hide = true)]
+    DemoMember(demo::MemberArgs),
+    /// A worker of the demo
+    #[cfg(all(feature = "sqlite", feature = "postgres"))]
     #[command(hide = true)]
     DemoWorker(demo::WorkerArgs),
     /// Print a completion script for a shell

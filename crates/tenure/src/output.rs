@@ -95,6 +95,17 @@ pub(crate) fn counted(count: impl TryInto<u64>, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Lines of columns, each as wide as its widest cell.
+pub(crate) fn aligned<const N: usize>(lines: &[[String; N]]) -> Vec<String> {
+    let wide: Vec<_> =
+        (0..N).map(|cell| lines.iter().map(|line| line[cell].chars().count()).max().unwrap_or(0)).collect();
+    let line = |cells: &[String; N]| {
+        let padded = cells.iter().zip(&wide).map(|(cell, &wide)| format!("{cell:wide$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    lines.iter().map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use super::kubernetes;
 use super::port::Ports;
 use crate::cache::Cache;
 use crate::setup;
@@ -34,6 +35,8 @@ pub(crate) enum Kind {
     KinesisLocal,
     /// A second opinion on Kinesis, and the quicker one.
     Kinesalite,
+    /// An API server with its etcd, and nothing that would run a pod.
+    Kubernetes,
 }
 
 /// A server's command line, ready to be started in a folder of its own.
@@ -51,6 +54,16 @@ pub(crate) struct User {
 }
 
 impl Kind {
+    /// What tests speak to.
+    pub(crate) fn of_tests(embedded: bool) -> Vec<Kind> {
+        let mut kinds = Kind::wanted(embedded).to_vec();
+        if !embedded {
+            kinds.push(Kind::Kubernetes);
+        }
+        kinds
+    }
+
+    /// What benchmarks speak to.
     pub(crate) fn wanted(embedded: bool) -> &'static [Kind] {
         match embedded {
             true => &[Kind::Postgres],
@@ -67,10 +80,11 @@ impl Kind {
             Kind::Dynoxide => "dynoxide",
             Kind::KinesisLocal => "kinesis-local",
             Kind::Kinesalite => "kinesalite",
+            Kind::Kubernetes => "kubernetes",
         }
     }
 
-    /// The variable in which tests find this server's URL.
+    /// The variable in which tests find this server's URL, or of Kubernetes the path of a kubeconfig.
     pub(crate) fn variable(self) -> &'static str {
         match self {
             Kind::Postgres => "TENURE_TEST_POSTGRES",
@@ -78,12 +92,15 @@ impl Kind {
             Kind::Dynoxide => "TENURE_TEST_DYNOXIDE",
             Kind::KinesisLocal => "TENURE_TEST_KINESIS_LOCAL",
             Kind::Kinesalite => "TENURE_TEST_KINESALITE",
+            Kind::Kubernetes => "TENURE_TEST_KUBERNETES",
         }
     }
 
-    pub(crate) fn url(self, port: u16) -> String {
+    /// What is in the variable; `dir` is the server's own folder.
+    pub(crate) fn url(self, port: u16, dir: &Path) -> String {
         match self {
-            Kind::Postgres => format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            Kind::Postgres => postgres_url(port),
+            Kind::Kubernetes => kubernetes::kubeconfig_path(dir).display().to_string(),
             _ => format!("http://127.0.0.1:{port}"),
         }
     }
@@ -103,6 +120,7 @@ impl Kind {
             Kind::Dynoxide => Ok(dynoxide(cache, port)),
             Kind::KinesisLocal => Ok(kinesis_local(cache, port, ports.take()?)),
             Kind::Kinesalite => Ok(kinesalite(cache, port)),
+            Kind::Kubernetes => kubernetes::launch(cache, dir, port, [ports.take()?, ports.take()?]),
         }
     }
 
@@ -116,6 +134,7 @@ impl Kind {
             Kind::KinesisLocal | Kind::Kinesalite => {
                 answers_request(port, "Kinesis_20131202.ListStreams", "1.1").unwrap_or(false)
             }
+            Kind::Kubernetes => kubernetes::answers(port),
         }
     }
 }
@@ -147,6 +166,10 @@ fn postgres(dir: &Path, port: u16) -> Result<Launch> {
         environment: Vec::new(),
         user,
     })
+}
+
+fn postgres_url(port: u16) -> String {
+    format!("postgres://postgres@127.0.0.1:{port}/postgres")
 }
 
 fn create_cluster(programs: &Path, data: &Path, dir: &Path, user: Option<User>) -> Result<()> {
@@ -184,7 +207,7 @@ fn postgres_answers(port: u16) -> bool {
     let Some(programs) = setup::postgres_programs() else { return false };
     Command::new(programs.join("psql"))
         .args(["--no-psqlrc", "--quiet", "--command", "select 1", "--dbname"])
-        .arg(Kind::Postgres.url(port))
+        .arg(postgres_url(port))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -316,7 +339,7 @@ mod tests {
 
     #[test]
     fn names_agree_with_what_is_stored() {
-        for kind in Kind::wanted(false) {
+        for kind in Kind::of_tests(false) {
             let stored = serde_json::to_value(kind).expect("a name");
             assert_eq!(stored, kind.name());
         }

@@ -21,6 +21,10 @@ const GROUP_MAX: usize = 512;
 /// a clock that stands still must not keep the thread awake.
 const LOOKS_MAX: usize = 1000;
 
+/// Who looked in vain goes to sleep at once so many times, before it looks again: writes that come from
+/// somewhere else, a few in each millisecond, would otherwise keep half a core awake.
+const VAIN_ROUNDS: u32 = 8;
+
 /// Whether a job was begun, or given up before that: the difference between `Unknown` and
 /// `Unavailable` for a caller whose time is over.
 #[derive(Debug, Clone, Default)]
@@ -101,7 +105,8 @@ pub(super) fn run(
     clock: &Arc<dyn Clock>,
     committed: &watch::Sender<u64>,
 ) {
-    while let Ok(first) = next(queue) {
+    let mut asleep = 0;
+    while let Ok(first) = next(queue, &mut asleep) {
         let group = std::iter::once(first).chain(queue.try_iter()).take(GROUP_MAX).collect();
         commit_together(connection, group, path, clock);
         committed.send_modify(|commits| *commits += 1);
@@ -111,15 +116,21 @@ pub(super) fn run(
 /// The next job, however long it takes to come.
 ///
 /// A writer that was just answered sends its next write within microseconds. Waiting for it awake
-/// saves putting this thread to sleep and waking it, which costs a good part of an fsync.
-fn next(queue: &Receiver<WriteJob>) -> Result<WriteJob, RecvError> {
-    for _ in 0..LOOKS_MAX {
+/// saves putting this thread to sleep and waking it, which costs a good part of an fsync. `asleep` counts the
+/// rounds that it sleeps through because the last look was in vain.
+fn next(queue: &Receiver<WriteJob>, asleep: &mut u32) -> Result<WriteJob, RecvError> {
+    let looks = if *asleep == 0 { LOOKS_MAX } else { 1 };
+    for _ in 0..looks {
         match queue.try_recv() {
-            Ok(job) => return Ok(job),
+            Ok(job) => {
+                *asleep = asleep.saturating_sub(1);
+                return Ok(job);
+            }
             Err(TryRecvError::Disconnected) => return Err(RecvError),
             Err(TryRecvError::Empty) => std::thread::yield_now(),
         }
     }
+    *asleep = asleep.checked_sub(1).unwrap_or(VAIN_ROUNDS);
     queue.recv()
 }
 

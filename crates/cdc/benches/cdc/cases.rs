@@ -1,5 +1,7 @@
 //! What is measured.
 
+use std::fs::File;
+use std::io::Write as _;
 use std::process::Command;
 use std::time::Duration;
 
@@ -10,6 +12,7 @@ use tenure_stream::identity::Lsn;
 use tokio_postgres::Client;
 
 use crate::cluster::{Cluster, PUBLICATION};
+use crate::debezium::Debezium;
 use crate::process::{Ended, Watched};
 use crate::publisher::{Job, STREAMING, SinkKind, Told};
 use crate::{PUBLISHER, Plan, percentile, rounded};
@@ -22,8 +25,8 @@ const RSS_MAX_MIB: f64 = 64.0;
 const FIRST_RECORD_MAX_MS: f64 = 1000.0;
 const P99_MAX_MS: f64 = 25.0;
 
-/// The large transaction takes long, and so do few runs of it.
-const LARGE_RUNS_MAX: usize = 3;
+/// What takes long is run less often.
+const LONG_RUNS_MAX: usize = 3;
 /// Events per second, how many of them commit together, and for how long, when latency is measured.
 const LATENCY_RATE: u64 = 10_000;
 /// The share of it that the writers must reach.
@@ -32,15 +35,17 @@ const LATENCY_ROWS: u64 = 10;
 const LATENCY_SECONDS: u64 = 10;
 /// Sessions that commit: one alone cannot commit that often where a commit waits for the disk.
 const LATENCY_SESSIONS: u64 = 4;
+/// How often the disk's own time is taken beside it.
+const SYNCS: usize = 200;
 /// How long a stalled sink takes nothing, and how much waits for it: so many times what may be under way.
 const STALL: Duration = Duration::from_secs(3);
 const STALL_TIMES: u64 = 20;
 
 /// One run of a reader.
-struct Run {
-    events_per_s: f64,
-    cpu_us: f64,
-    rss_mib: f64,
+pub(crate) struct Run {
+    pub(crate) events_per_s: f64,
+    pub(crate) cpu_us: f64,
+    pub(crate) rss_mib: f64,
 }
 
 /// A stretch of the log that readers read in turn.
@@ -70,34 +75,52 @@ pub(crate) async fn run(plan: &Plan) -> anyhow::Result<()> {
     let major = server.split(['.', ' ']).next().and_then(|major| major.parse::<u32>().ok()).unwrap_or(0);
     let version = if major >= 16 { 4 } else { 3 };
     let bench = Bench { plan, cluster: &cluster, sql, version, runs: std::cell::Cell::new(0) };
-    for rows in [1, 100] {
-        if plan.wants("null_sink") || plan.wants("embedded") {
-            let stretch = bench.fill(rows, plan.events, false).await?;
-            bench.throughput(&stretch, plan.runs, rows == 100).await?;
+    for (rows, case) in [(1, "null_sink_1"), (100, "null_sink_100"), (plan.large, "null_sink_large")] {
+        if plan.wants(case) {
+            let stretch = bench.fill(rows, plan.events.max(rows), false).await?;
+            bench.beside_pg_recvlogical(&stretch, "null_sink", plan.runs).await?;
             bench.forget(&stretch).await?;
         }
     }
-    if plan.wants("null_sink") {
-        // First as the server sends it when it keeps it until the commit, then as it comes.
-        let mut stretch = bench.fill(plan.large, plan.large, false).await?;
-        let runs = plan.runs.min(LARGE_RUNS_MAX);
-        bench.throughput(&stretch, runs, false).await?;
-        stretch.streaming = true;
-        bench.throughput(&stretch, runs, false).await?;
+    if plan.wants("embedded") {
+        let stretch = bench.fill(100, plan.events, false).await?;
+        bench.embedded(&stretch).await?;
         bench.forget(&stretch).await?;
     }
-    if plan.wants("large_transaction") {
-        bench.large_transaction().await?;
+    for streaming in [false, true] {
+        if plan.wants(large_name(streaming)) {
+            bench.large_transaction(streaming).await?;
+        }
     }
     if plan.wants("stalled_sink") {
         bench.stalled_sink().await?;
     }
     for sink in [SinkKind::Null, SinkKind::Sqlite] {
-        if plan.wants("latency") {
+        if plan.wants(&format!("latency_{}", sink.name())) {
             bench.latency(sink).await?;
         }
     }
+    if plan.wants("debezium") {
+        match Debezium::prepare(cluster.folder()) {
+            Ok(debezium) => {
+                let stretch = bench.fill(100, plan.events, false).await?;
+                bench.beside_debezium(&debezium, &stretch).await?;
+                bench.forget(&stretch).await?;
+            }
+            Err(error) => eprintln!("without Debezium: {error:#}"),
+        }
+    }
+    if plan.wants("null_sink_streamed") {
+        let stretch = bench.fill(plan.large, plan.large, true).await?;
+        bench.beside_pg_recvlogical(&stretch, "null_sink_streamed", LONG_RUNS_MAX).await?;
+        bench.forget(&stretch).await?;
+    }
     Ok(())
+}
+
+/// Where the large transaction waits for its commit: at the server, or streamed to us.
+const fn large_name(streaming: bool) -> &'static str {
+    if streaming { "large_transaction_streamed" } else { "large_transaction" }
 }
 
 impl Bench<'_> {
@@ -175,7 +198,8 @@ impl Bench<'_> {
         let (slot, url) = (slot.to_owned(), self.cluster.url());
         let (latency, stall) = (false, None);
         let until = until.0;
-        Ok(Job { url, slot, publication, sink, folder, until, events, streaming: true, latency, stall })
+        let streaming = false;
+        Ok(Job { url, slot, publication, sink, folder, until, events, streaming, latency, stall })
     }
 
     fn start(&self, job: &Job) -> anyhow::Result<Watched> {
@@ -239,39 +263,54 @@ impl Bench<'_> {
 
     // === Cases ===
 
-    async fn throughput(&self, stretch: &Stretch, runs: usize, embedded: bool) -> anyhow::Result<()> {
-        let (mut ours, mut peer, mut sqlite) = (Vec::new(), Vec::new(), Vec::new());
-        for run in 0..runs {
+    async fn beside_pg_recvlogical(&self, stretch: &Stretch, case: &str, most: usize) -> anyhow::Result<()> {
+        let (mut ours, mut peer) = (Vec::new(), Vec::new());
+        while self.plan.again(peer.len(), most) {
             // Who reads first changes: the second finds the log in memory more often.
-            if run % 2 == 0 {
+            let peer_first = peer.len() % 2 == 0;
+            if peer_first {
                 peer.push(self.peer(stretch).await?);
             }
             ours.push(self.ours(stretch, SinkKind::Null).await?);
-            if run % 2 == 1 {
+            if !peer_first {
                 peer.push(self.peer(stretch).await?);
             }
-            if embedded && self.plan.wants("embedded") {
-                sqlite.push(self.ours(stretch, SinkKind::Sqlite).await?);
-            }
         }
-        let case = if stretch.streaming { "null_sink_streamed" } else { "null_sink" };
-        if self.plan.wants(case) {
-            let (ratio, cpu) = (Some(RATIO_MIN), Some(CPU_BEYOND_PEER_MAX_US));
-            self.print_beside(case, SinkKind::Null, "pg_recvlogical", stretch, &ours, &peer, ratio, cpu);
+        let (ratio, cpu) = (Some(RATIO_MIN), Some(CPU_BEYOND_PEER_MAX_US));
+        self.print_beside(case, SinkKind::Null, "pg_recvlogical", stretch, &ours, &peer, ratio, cpu);
+        Ok(())
+    }
+
+    /// Into the embedded stream, each run between two of the null sink: what the machine does beside it changes
+    /// from one second to the next.
+    async fn embedded(&self, stretch: &Stretch) -> anyhow::Result<()> {
+        let (mut sqlite, mut null) = (Vec::new(), Vec::new());
+        let mut before = self.ours(stretch, SinkKind::Null).await?;
+        while self.plan.again(sqlite.len(), self.plan.runs) {
+            sqlite.push(self.ours(stretch, SinkKind::Sqlite).await?);
+            let after = self.ours(stretch, SinkKind::Null).await?;
+            null.push(Run {
+                // As if it had read half of it before and half of it after.
+                events_per_s: 2.0 / (1.0 / before.events_per_s + 1.0 / after.events_per_s),
+                cpu_us: f64::midpoint(before.cpu_us, after.cpu_us),
+                rss_mib: before.rss_mib.max(after.rss_mib),
+            });
+            before = after;
         }
-        if !sqlite.is_empty() {
-            let ratio = Some(EMBEDDED_RATIO_MIN);
-            self.print_beside(
-                "embedded",
-                SinkKind::Sqlite,
-                "null_sink",
-                stretch,
-                &sqlite,
-                &ours,
-                ratio,
-                None,
-            );
+        let (sink, ratio) = (SinkKind::Sqlite, Some(EMBEDDED_RATIO_MIN));
+        self.print_beside("embedded", sink, "null_sink", stretch, &sqlite, &null, ratio, None);
+        Ok(())
+    }
+
+    async fn beside_debezium(&self, debezium: &Debezium, stretch: &Stretch) -> anyhow::Result<()> {
+        let (mut ours, mut peer) = (Vec::new(), Vec::new());
+        while self.plan.again(peer.len(), LONG_RUNS_MAX) {
+            ours.push(self.ours(stretch, SinkKind::Null).await?);
+            let slot = self.copy(stretch).await?;
+            peer.push(debezium.run(self.cluster, &slot, stretch.events).await?);
+            self.drop_slot(&slot).await?;
         }
+        self.print_beside("null_sink", SinkKind::Null, "debezium", stretch, &ours, &peer, None, None);
         Ok(())
     }
 
@@ -287,8 +326,7 @@ impl Bench<'_> {
         ratio_min: Option<f64>,
         cpu_beyond_max: Option<f64>,
     ) {
-        let median =
-            |runs: &[Run], of: fn(&Run) -> f64| percentile(&mut runs.iter().map(of).collect::<Vec<_>>(), 0.5);
+        let median = |runs: &[Run], of: fn(&Run) -> f64| median(runs.iter().map(of));
         let beside = |of: fn(&Run, &Run) -> f64| {
             percentile(&mut ours.iter().zip(peer).map(|(ours, peer)| of(ours, peer)).collect::<Vec<_>>(), 0.5)
         };
@@ -311,6 +349,7 @@ impl Bench<'_> {
             ("cpu_us_per_event", rounded(median(ours, |run| run.cpu_us))),
             ("peer_cpu_us_per_event", rounded(median(peer, |run| run.cpu_us))),
             ("cpu_us_beyond_peer", rounded(beyond)),
+            ("cpu_ratio", rounded(beside(|ours, peer| ours.cpu_us / peer.cpu_us))),
             ("rss_mib", rounded(rss_mib)),
             ("peer_rss_mib", rounded(peer.iter().map(|run| run.rss_mib).fold(0.0, f64::max))),
             ("runs", ours.len().into()),
@@ -319,37 +358,45 @@ impl Bench<'_> {
         ]);
     }
 
-    /// A large transaction that is streamed while it runs, and waits on our disk until it commits.
-    async fn large_transaction(&self) -> anyhow::Result<()> {
+    /// A large transaction while we read: it waits for its commit at the server, or on our disk.
+    async fn large_transaction(&self, streaming: bool) -> anyhow::Result<()> {
         let rows = self.plan.large;
-        eprintln!("a transaction of {rows} rows, streamed while it runs …");
-        let slot = self.slot_here().await?;
-        let writer = self.cluster.client().await?;
-        writer.batch_execute("BEGIN").await?;
-        let job = self.job(&slot, SinkKind::Null, Lsn(0), rows)?;
-        let mut publisher = self.start(&job)?;
-        publisher.says(STREAMING).await?;
-        writer.batch_execute(&format!("CALL place({rows})")).await?;
-        let committed_at = SystemClock.wall().as_millis();
-        writer.batch_execute("COMMIT").await?;
-        self.end_of_log().await?;
-        let ended = publisher.end(None).await?;
-        let told = told(&ended)?;
-        ensure!(told.events >= rows, "published {} of {rows}", told.events);
-        self.drop_slot(&slot).await?;
-        std::fs::remove_dir_all(&job.folder)?;
-        let first_record_ms = (told.first_at_millis - committed_at) as f64;
-        let met = first_record_ms <= FIRST_RECORD_MAX_MS && ended.rss_mib <= RSS_MAX_MIB;
+        let (mut first, mut last, mut cpu, mut rss) = (Vec::new(), Vec::new(), Vec::new(), 0.0f64);
+        while self.plan.again(first.len(), LONG_RUNS_MAX) {
+            eprintln!("a transaction of {rows} rows while we read, streaming {streaming} …");
+            let slot = self.slot_here().await?;
+            let writer = self.cluster.client().await?;
+            writer.batch_execute("BEGIN").await?;
+            let job = Job { streaming, ..self.job(&slot, SinkKind::Null, Lsn(0), rows)? };
+            let mut publisher = self.start(&job)?;
+            publisher.says(STREAMING).await?;
+            writer.batch_execute(&format!("CALL place({rows})")).await?;
+            let committed_at = SystemClock.wall().as_millis();
+            writer.batch_execute("COMMIT").await?;
+            self.end_of_log().await?;
+            let ended = publisher.end(None).await?;
+            let told = told(&ended)?;
+            ensure!(told.events >= rows, "published {} of {rows}", told.events);
+            self.drop_slot(&slot).await?;
+            std::fs::remove_dir_all(&job.folder)?;
+            first.push((told.first_at_millis - committed_at) as f64);
+            last.push((told.last_at_millis - committed_at) as f64);
+            cpu.push(ended.cpu.as_secs_f64() * 1e6 / rows as f64);
+            rss = rss.max(ended.rss_mib);
+            eprintln!("  first record after {first:?} ms, last after {last:?} ms, {rss:.0} MiB");
+        }
+        let (runs, first_record_ms) = (first.len(), median(first));
         self.plan.print(&[
-            ("case", "large_transaction".into()),
+            ("case", large_name(streaming).into()),
             ("sink", "null".into()),
             ("tx_rows", rows.into()),
             ("first_record_ms", rounded(first_record_ms)),
-            ("cpu_us_per_event", rounded(ended.cpu.as_secs_f64() * 1e6 / rows as f64)),
-            ("rss_mib", rounded(ended.rss_mib)),
-            ("runs", 1.into()),
+            ("last_record_ms", rounded(median(last))),
+            ("cpu_us_per_event", rounded(median(cpu))),
+            ("rss_mib", rounded(rss)),
+            ("runs", runs.into()),
             ("target", json!({"first_record_ms": FIRST_RECORD_MAX_MS, "rss_mib": RSS_MAX_MIB})),
-            ("ok", met.into()),
+            ("ok", (first_record_ms <= FIRST_RECORD_MAX_MS && rss <= RSS_MAX_MIB).into()),
         ]);
         Ok(())
     }
@@ -359,7 +406,7 @@ impl Bench<'_> {
         let bound = tenure_cdc::publisher::PublisherSettings::default().inflight_bytes_max as u64;
         // An event takes at least this much.
         let rows = STALL_TIMES * bound / 400 / 100 * 100;
-        let stretch = self.fill(100, rows, true).await?;
+        let stretch = self.fill(100, rows, false).await?;
         let slot = self.copy(&stretch).await?;
         let job =
             Job { stall: Some(STALL), ..self.job(&slot, SinkKind::Null, stretch.until, stretch.events)? };
@@ -384,6 +431,57 @@ impl Bench<'_> {
 
     /// From an event's commit, as the server dates it, to the sink's acknowledgement of its record.
     async fn latency(&self, sink: SinkKind) -> anyhow::Result<()> {
+        let (mut p50, mut p99, mut rate, mut cpu, mut rss) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new(), 0.0f64);
+        let mut syncs = Vec::new();
+        while self.plan.again(p50.len(), LONG_RUNS_MAX) {
+            syncs.extend(self.time_syncs()?);
+            let (told, per_second, ended) = self.latency_once(sink).await?;
+            p50.push(told.p50_ms.unwrap_or(f64::NAN));
+            p99.push(told.p99_ms.unwrap_or(f64::NAN));
+            rate.push(per_second);
+            cpu.push(ended.cpu.as_secs_f64() * 1e6 / told.events as f64);
+            rss = rss.max(ended.rss_mib);
+            eprintln!(
+                "  {per_second:.0} events/s: p50 {p50:.1?} ms, p99 {p99:.1?} ms, {} calls of {:.0} records",
+                told.calls,
+                told.records as f64 / told.calls.max(1) as f64
+            );
+        }
+        let (runs, p99, rate) = (p99.len(), median(p99), median(rate));
+        self.plan.print(&[
+            ("case", "latency".into()),
+            ("sink", sink.name().into()),
+            ("tx_rows", LATENCY_ROWS.into()),
+            ("rate", rounded(rate)),
+            ("p50_ms", rounded(median(p50))),
+            ("p99_ms", rounded(p99)),
+            // What the disk itself takes, right before.
+            ("sync_p50_ms", rounded(percentile(&mut syncs, 0.5))),
+            ("sync_p99_ms", rounded(percentile(&mut syncs, 0.99))),
+            ("cpu_us_per_event", rounded(median(cpu))),
+            ("rss_mib", rounded(rss)),
+            ("runs", runs.into()),
+            ("target", json!({"p99_ms": P99_MAX_MS, "rate": LATENCY_RATE})),
+            // At a lower rate than was asked for, it says nothing about the aim.
+            ("ok", (p99 <= P99_MAX_MS && rate >= LATENCY_RATE as f64 * RATE_REACHED_MIN).into()),
+        ]);
+        Ok(())
+    }
+
+    /// How long the disk takes to keep a page, in milliseconds.
+    fn time_syncs(&self) -> anyhow::Result<Vec<f64>> {
+        let mut file: File = tempfile::tempfile_in(self.cluster.folder())?;
+        let mut once = || -> anyhow::Result<f64> {
+            let began = SystemClock.monotonic();
+            file.write_all(&[0; 4096])?;
+            file.sync_data()?;
+            Ok(SystemClock.monotonic().since(began).as_secs_f64() * 1000.0)
+        };
+        (0..SYNCS).map(|_| once()).collect()
+    }
+
+    async fn latency_once(&self, sink: SinkKind) -> anyhow::Result<(Told, f64, Ended)> {
         let seconds = if self.plan.runs == 1 { LATENCY_SECONDS.min(3) } else { LATENCY_SECONDS };
         eprintln!("latency at {LATENCY_RATE} events/s, sink {}, {seconds} s …", sink.name());
         let slot = self.slot_here().await?;
@@ -417,23 +515,12 @@ impl Bench<'_> {
         self.drop_slot(&slot).await?;
         std::fs::remove_dir_all(&job.folder)?;
         let rate = told.events as f64 / took;
-        let (p50, p99) = (told.p50_ms.unwrap_or(f64::NAN), told.p99_ms.unwrap_or(f64::NAN));
-        self.plan.print(&[
-            ("case", "latency".into()),
-            ("sink", sink.name().into()),
-            ("tx_rows", LATENCY_ROWS.into()),
-            ("rate", rounded(rate)),
-            ("p50_ms", rounded(p50)),
-            ("p99_ms", rounded(p99)),
-            ("cpu_us_per_event", rounded(ended.cpu.as_secs_f64() * 1e6 / told.events as f64)),
-            ("rss_mib", rounded(ended.rss_mib)),
-            ("runs", 1.into()),
-            ("target", json!({"p99_ms": P99_MAX_MS, "rate": LATENCY_RATE})),
-            // At a lower rate than was asked for, it says nothing about the aim.
-            ("ok", (p99 <= P99_MAX_MS && rate >= LATENCY_RATE as f64 * RATE_REACHED_MIN).into()),
-        ]);
-        Ok(())
+        Ok((told, rate, ended))
     }
+}
+
+fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    percentile(&mut values.into_iter().collect::<Vec<_>>(), 0.5)
 }
 
 fn told(ended: &Ended) -> anyhow::Result<Told> {
@@ -455,8 +542,8 @@ fn say_machine(plan: &Plan, server: &str) {
     );
     eprintln!(
         "server: Postgres {server} of our own, on loopback; both readers: pgoutput, text, the same protocol \
-         version and options, copies of one slot; pg_recvlogical writes to /dev/null; {} runs in turn, the \
-         median of ratios",
+         version and options, copies of one slot; pg_recvlogical writes to /dev/null; up to {} runs in \
+         turn, the median of ratios",
         plan.runs
     );
 }

@@ -126,6 +126,10 @@ impl Cluster {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
+    }
+
     /// A folder on the same disk.
     pub(crate) fn folder(&self) -> &Path {
         self.folder.path()

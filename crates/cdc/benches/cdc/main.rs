@@ -9,13 +9,17 @@
 
 mod cases;
 mod cluster;
+mod debezium;
 mod process;
 mod publisher;
 
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use serde_json::{Map, Value as Json};
+use tenure_clock::{Clock as _, Monotonic, SystemClock};
 
 use crate::publisher::Job;
 
@@ -32,7 +36,16 @@ pub(crate) struct Plan {
     /// Where the server's programs are.
     pub(crate) postgres: Option<PathBuf>,
     only: Vec<String>,
+    began: Monotonic,
+    rows: Cell<usize>,
+    /// The cases whose aim was not met.
+    missed: RefCell<Vec<String>>,
 }
+
+/// From here on each case is run fewer times, so that a slow machine is done within a quarter of an hour too.
+const HURRY_AFTER: Duration = Duration::from_secs(8 * 60);
+/// And from here on once.
+const RUSH_AFTER: Duration = Duration::from_secs(11 * 60);
 
 impl Plan {
     fn from_args(mut args: impl Iterator<Item = String>) -> anyhow::Result<Self> {
@@ -43,6 +56,9 @@ impl Plan {
             large: 1_000_000,
             postgres: None,
             only: Vec::new(),
+            began: SystemClock.monotonic(),
+            rows: Cell::new(0),
+            missed: RefCell::default(),
         };
         while let Some(arg) = args.next() {
             let mut value = || args.next().with_context(|| format!("{arg} needs a value"));
@@ -64,12 +80,51 @@ impl Plan {
         Ok(plan)
     }
 
+    /// Whether a case was asked for: by its name, or by the beginning of it up to an underscore.
     pub(crate) fn wants(&self, case: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|name| case.contains(name.as_str()))
+        let is =
+            |name: &str| case.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'));
+        self.only.is_empty() || self.only.iter().any(|name| is(name))
+    }
+
+    /// Whether a case that was run so many times is run again, of so many times at most.
+    pub(crate) fn again(&self, done: usize, most: usize) -> bool {
+        let most = most.min(self.runs);
+        let late = SystemClock.monotonic().since(self.began);
+        let now = match late {
+            _ if late > RUSH_AFTER => 1,
+            _ if late > HURRY_AFTER => most.min(3),
+            _ => most,
+        };
+        if done < most && done >= now {
+            eprintln!("it is late: {done} runs instead of {most}");
+        }
+        done < now
+    }
+
+    /// The last line: how many aims were met.
+    fn sum_up(&self) {
+        let (rows, missed) = (self.rows.get(), self.missed.take());
+        let seconds = SystemClock.monotonic().since(self.began).as_secs_f64().round();
+        self.print(&[
+            ("case", "summary".into()),
+            ("rows", rows.into()),
+            ("met", (rows - missed.len()).into()),
+            ("ok", missed.is_empty().into()),
+            ("missed", missed.into()),
+            ("seconds", seconds.into()),
+        ]);
     }
 
     /// Prints a row: fields in order, those without a value left out.
     pub(crate) fn print(&self, fields: &[(&str, Json)]) {
+        let of = |wanted: &str| fields.iter().find(|(name, _)| *name == wanted).map(|(_, value)| value);
+        self.rows.set(self.rows.get() + 1);
+        if of("ok") == Some(&Json::Bool(false)) {
+            let parts = ["case", "sink", "peer", "tx_rows"].into_iter().filter_map(of);
+            let parts: Vec<_> = parts.map(|part| part.to_string().replace('"', "")).collect();
+            self.missed.borrow_mut().push(parts.join(" "));
+        }
         let fields = || fields.iter().filter(|(_, value)| !value.is_null());
         if self.json {
             let all = [("bench", Json::from("cdc"))];
@@ -103,5 +158,7 @@ fn main() -> anyhow::Result<()> {
         return runtime.block_on(publisher::run(job));
     }
     let plan = Plan::from_args(args)?;
-    runtime.block_on(cases::run(&plan))
+    runtime.block_on(cases::run(&plan))?;
+    plan.sum_up();
+    Ok(())
 }

@@ -73,6 +73,8 @@ pub(crate) struct Told {
     pub(crate) calls: u64,
     /// When the first record was acknowledged, as the calendar has it.
     pub(crate) first_at_millis: i64,
+    /// And the last.
+    pub(crate) last_at_millis: i64,
     pub(crate) p50_ms: Option<f64>,
     pub(crate) p99_ms: Option<f64>,
 }
@@ -98,6 +100,7 @@ pub(crate) async fn run(job: Job) -> anyhow::Result<()> {
         inner,
         first: AtomicU64::new(0),
         first_at_millis: AtomicU64::new(0),
+        last_at_millis: AtomicU64::new(0),
         last: AtomicU64::new(0),
         records: AtomicU64::new(0),
         calls: AtomicU64::new(0),
@@ -156,6 +159,7 @@ pub(crate) async fn run(job: Job) -> anyhow::Result<()> {
         records: sink.records.load(Ordering::Relaxed),
         calls: sink.calls.load(Ordering::Relaxed),
         first_at_millis: sink.first_at_millis.load(Ordering::Relaxed) as i64,
+        last_at_millis: sink.last_at_millis.load(Ordering::Relaxed) as i64,
         p50_ms: latency(0.5),
         p99_ms: latency(0.99),
     };
@@ -169,6 +173,7 @@ struct Timed {
     inner: Arc<dyn Sink>,
     first: AtomicU64,
     first_at_millis: AtomicU64,
+    last_at_millis: AtomicU64,
     last: AtomicU64,
     records: AtomicU64,
     calls: AtomicU64,
@@ -205,9 +210,11 @@ impl Sink for Timed {
         self.calls.fetch_add(1, Ordering::Relaxed);
         let put = self.inner.put(by, records).await;
         let now = SystemClock.monotonic().as_nanos();
+        let wall = SystemClock.wall().as_millis() as u64;
         if self.first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            self.first_at_millis.store(SystemClock.wall().as_millis() as u64, Ordering::Relaxed);
+            self.first_at_millis.store(wall, Ordering::Relaxed);
         }
+        self.last_at_millis.fetch_max(wall, Ordering::Relaxed);
         self.last.fetch_max(now, Ordering::Relaxed);
         if let Some(all) = &self.latencies {
             let now = SystemClock.wall().as_millis() as f64 % MILLIS_PER_DAY;

@@ -167,6 +167,7 @@ impl Session {
             Error::unavailable(format!("{doing}: {} did not answer in time", shared.place()))
         })??;
         inbox.set_max(options.frame_bytes_max);
+        inbox.read_in_batches(shared.clock.clone());
         let Self { shared, guard } = self;
         let receiver =
             Receiver { inbox: Some(inbox), shared: shared.clone(), guard: Some(guard), over: None, doing };

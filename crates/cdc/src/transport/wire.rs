@@ -4,10 +4,12 @@
 //! every step may be dropped in the middle and taken up again: nothing is sent or read by halves.
 
 use std::future::{Future, poll_fn};
-use std::io;
-use std::net::Shutdown;
+use std::io::{self, Read as _, Write as _};
+use std::net::{Shutdown, TcpStream as StdTcpStream};
+use std::os::unix::net::UnixStream as StdUnixStream;
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
@@ -16,9 +18,10 @@ use rustls::pki_types::ServerName;
 use socket2::{SockRef, TcpKeepalive};
 use tenure_backend::postgres_tls::{self, SslMode};
 use tenure_backend::{Error, Kind, Result};
+use tenure_clock::{Clock, Monotonic};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, ReadBuf, ReadHalf, WriteHalf};
-use tokio::net::{TcpStream, UnixStream, tcp, unix};
-use tokio::task::coop::has_budget_remaining;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::task::coop::{has_budget_remaining, poll_proceed};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
@@ -55,23 +58,21 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened> {
         Host::Unix(folder) => {
             let path = folder.join(format!(".s.PGSQL.{}", endpoint.port));
             let stream = UnixStream::connect(path).await.map_err(unreachable)?;
-            let (stream, closer) = unix_closer(stream).map_err(unreachable)?;
-            let (read, write) = stream.into_split();
-            let (read, write) = (ReadSide::Unix(read), WriteSide::Unix(write));
-            return Ok(Opened { read, write, closer, end_point: None, encrypted: false });
+            return plain(Socket::Unix(stream.into_std().map_err(unreachable)?)).map_err(unreachable);
         }
         Host::Tcp { name, connect_to } => {
             (name, TcpStream::connect((connect_to.as_str(), endpoint.port)).await.map_err(unreachable)?)
         }
     };
     set_up(&stream, endpoint).map_err(unreachable)?;
-    let (mut stream, closer) = tcp_closer(stream).map_err(unreachable)?;
+    let mut stream = stream;
     if let Some(config) = &endpoint.tls
         && is_tls_offered(&mut stream, endpoint).await?
     {
         let name = ServerName::try_from(name.clone()).map_err(|error| {
             Error::invalid(format!("{place}: the host's name cannot be in a certificate")).because(error)
         })?;
+        let (stream, closer) = tcp_closer(stream).map_err(unreachable)?;
         let connecting = TlsConnector::from(config.clone()).connect(name, stream);
         let stream = connecting.await.map_err(|error| not_secured(place, error))?;
         let certificate = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
@@ -80,14 +81,15 @@ pub(super) async fn open(endpoint: &Endpoint) -> Result<Opened> {
         let (read, write) = (ReadSide::Tls(read), WriteSide::Tls(write));
         return Ok(Opened { read, write, closer, end_point, encrypted: true });
     }
-    let (read, write) = stream.into_split();
-    Ok(Opened {
-        read: ReadSide::Tcp(read),
-        write: WriteSide::Tcp(write),
-        closer,
-        end_point: None,
-        encrypted: false,
-    })
+    plain(Socket::Tcp(stream.into_std().map_err(unreachable)?)).map_err(unreachable)
+}
+
+/// The halves of a connection without TLS.
+fn plain(socket: Socket) -> io::Result<Opened> {
+    let closer = Closer(socket.try_clone()?);
+    let write = WriteSide::Plain(Plain { socket: socket.try_clone()?, watched: None });
+    let read = ReadSide::Plain(Plain { socket, watched: None });
+    Ok(Opened { read, write, closer, end_point: None, encrypted: false })
 }
 
 /// Asks for TLS in Postgres' own way. `false` if there is none and none is needed.
@@ -143,17 +145,14 @@ fn set_up(stream: &TcpStream, endpoint: &Endpoint) -> io::Result<()> {
 // === closing ===
 
 /// Ends a connection whoever has its halves.
-pub(super) enum Closer {
-    Tcp(std::net::TcpStream),
-    Unix(std::os::unix::net::UnixStream),
-}
+pub(super) struct Closer(Socket);
 
 impl Closer {
     /// Without waiting. That it was closed before is no news.
     pub(super) fn close(&self, how: Shutdown) {
-        let _ = match self {
-            Self::Tcp(socket) => socket.shutdown(how),
-            Self::Unix(socket) => socket.shutdown(how),
+        let _ = match &self.0 {
+            Socket::Tcp(socket) => socket.shutdown(how),
+            Socket::Unix(socket) => socket.shutdown(how),
         };
     }
 
@@ -161,9 +160,9 @@ impl Closer {
     pub(super) fn kept_bytes_max(&self) -> u64 {
         /// What the layers above the socket may keep: a few records of TLS.
         const ABOVE_BYTES: u64 = 64 * 1024;
-        let socket = match self {
-            Self::Tcp(socket) => SockRef::from(socket),
-            Self::Unix(socket) => SockRef::from(socket),
+        let socket = match &self.0 {
+            Socket::Tcp(socket) => SockRef::from(socket),
+            Socket::Unix(socket) => SockRef::from(socket),
         };
         // Not known: then nothing is old enough to be told from it.
         socket.recv_buffer_size().map_or(u64::MAX, |bytes| bytes as u64 + ABOVE_BYTES)
@@ -172,56 +171,130 @@ impl Closer {
 
 fn tcp_closer(stream: TcpStream) -> io::Result<(TcpStream, Closer)> {
     let stream = stream.into_std()?;
-    let closer = Closer::Tcp(stream.try_clone()?);
+    let closer = Closer(Socket::Tcp(stream.try_clone()?));
     Ok((TcpStream::from_std(stream)?, closer))
-}
-
-fn unix_closer(stream: UnixStream) -> io::Result<(UnixStream, Closer)> {
-    let stream = stream.into_std()?;
-    let closer = Closer::Unix(stream.try_clone()?);
-    Ok((UnixStream::from_std(stream)?, closer))
 }
 
 // === halves ===
 
 pub(super) enum ReadSide {
-    Tcp(tcp::OwnedReadHalf),
-    Unix(unix::OwnedReadHalf),
+    Plain(Plain),
     Tls(ReadHalf<TlsStream<TcpStream>>),
 }
 
 impl ReadSide {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self {
-            Self::Tcp(half) => Pin::new(half).poll_read(cx, buf),
-            Self::Unix(half) => Pin::new(half).poll_read(cx, buf),
+            Self::Plain(half) => half.poll_read(cx, buf),
             Self::Tls(half) => Pin::new(half).poll_read(cx, buf),
         }
     }
 }
 
 pub(super) enum WriteSide {
-    Tcp(tcp::OwnedWriteHalf),
-    Unix(unix::OwnedWriteHalf),
+    Plain(Plain),
     Tls(WriteHalf<TlsStream<TcpStream>>),
 }
 
 impl WriteSide {
     async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(half) => half.write(bytes).await,
-            Self::Unix(half) => half.write(bytes).await,
+            Self::Plain(half) => half.write(bytes).await,
             Self::Tls(half) => half.write(bytes).await,
         }
     }
 
     async fn flush(&mut self) -> io::Result<()> {
         match self {
-            Self::Tcp(half) => half.flush().await,
-            Self::Unix(half) => half.flush().await,
+            Self::Plain(_) => Ok(()),
             Self::Tls(half) => half.flush().await,
         }
     }
+}
+
+/// One half of a connection without TLS. The socket is watched only while somebody waits for it, so that
+/// what arrives wakes nobody who does not want it yet.
+pub(super) struct Plain {
+    socket: Socket,
+    watched: Option<Watched>,
+}
+
+/// It never blocks.
+enum Socket {
+    Tcp(StdTcpStream),
+    Unix(StdUnixStream),
+}
+
+/// The same socket, with the runtime's eye on it.
+enum Watched {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Plain {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.watched.is_none() {
+            // Like every other read, it counts as a turn.
+            let turn = ready!(poll_proceed(cx));
+            let room = buf.initialize_unfilled();
+            let read = match &mut self.socket {
+                Socket::Tcp(socket) => socket.read(room),
+                Socket::Unix(socket) => socket.read(room),
+            };
+            if !is_not_ready(&read) {
+                turn.made_progress();
+                return Poll::Ready(read.map(|bytes| buf.advance(bytes)));
+            }
+        }
+        match self.watch()? {
+            Watched::Tcp(socket) => Pin::new(socket).poll_read(cx, buf),
+            Watched::Unix(socket) => Pin::new(socket).poll_read(cx, buf),
+        }
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = match &mut self.socket {
+            Socket::Tcp(socket) => socket.write(bytes),
+            Socket::Unix(socket) => socket.write(bytes),
+        };
+        if !is_not_ready(&written) {
+            return written;
+        }
+        let written = match self.watch()? {
+            Watched::Tcp(socket) => socket.write(bytes).await,
+            Watched::Unix(socket) => socket.write(bytes).await,
+        };
+        self.unwatch();
+        written
+    }
+
+    fn watch(&mut self) -> io::Result<&mut Watched> {
+        let watched = match self.watched.take() {
+            Some(watched) => watched,
+            None => match self.socket.try_clone()? {
+                Socket::Tcp(socket) => Watched::Tcp(TcpStream::from_std(socket)?),
+                Socket::Unix(socket) => Watched::Unix(UnixStream::from_std(socket)?),
+            },
+        };
+        Ok(self.watched.insert(watched))
+    }
+
+    fn unwatch(&mut self) {
+        self.watched = None;
+    }
+}
+
+impl Socket {
+    fn try_clone(&self) -> io::Result<Self> {
+        Ok(match self {
+            Self::Tcp(socket) => Self::Tcp(socket.try_clone()?),
+            Self::Unix(socket) => Self::Unix(socket.try_clone()?),
+        })
+    }
+}
+
+fn is_not_ready(done: &io::Result<usize>) -> bool {
+    done.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 // === writing ===
@@ -274,6 +347,7 @@ impl Outbox {
 pub(super) struct Inbox {
     side: ReadSide,
     framer: Framer,
+    pace: Option<Pace>,
     evidence: Evidence,
     /// Answers to statements whose asker has gone, and to the present one.
     pub(super) owed: u32,
@@ -281,7 +355,16 @@ pub(super) struct Inbox {
 
 impl Inbox {
     pub(super) fn new(side: ReadSide, message_bytes_max: usize) -> Self {
-        Self { side, framer: Framer::new(message_bytes_max), evidence: Evidence::default(), owed: 0 }
+        let framer = Framer::new(message_bytes_max);
+        Self { side, framer, pace: None, evidence: Evidence::default(), owed: 0 }
+    }
+
+    /// From here on much may come in small pieces: see [`Pace`].
+    pub(super) fn read_in_batches(&mut self, clock: Arc<dyn Clock>) {
+        // What TLS gives at once is one piece of its own, and says nothing of what else is there.
+        if let ReadSide::Plain(_) = self.side {
+            self.pace = Some(Pace { clock, last: Monotonic::from_nanos(0), soon: 0, until: None });
+        }
     }
 
     pub(super) const fn set_max(&mut self, message_bytes_max: usize) {
@@ -321,7 +404,10 @@ impl Inbox {
     /// # Cancel safety
     /// May be dropped.
     pub(super) async fn fill(&mut self, place: &str, pulse: &Pulse) -> Result<()> {
-        let Self { side, framer, evidence, .. } = self;
+        let Self { side, framer, pace, evidence, .. } = self;
+        if let Some(pace) = pace {
+            pace.pause().await;
+        }
         let room = framer.room();
         loop {
             let mut nudged = pin!(pulse.nudged());
@@ -346,6 +432,11 @@ impl Inbox {
                     return Err(Error::unavailable(format!("{place}: the server closed the connection")));
                 }
                 Some(Ok(bytes)) => {
+                    if let (Some(pace), ReadSide::Plain(side)) = (pace, side)
+                        && pace.read(bytes, bytes < room.len())
+                    {
+                        side.unwatch();
+                    }
                     framer.filled(bytes);
                     if let Some(answered) = evidence.read(pulse.asked(), bytes, pulse.kept_bytes_max()) {
                         pulse.heard(answered);
@@ -358,11 +449,106 @@ impl Inbox {
     }
 }
 
+/// Lets a little gather before it is read.
+///
+/// A server sends each message by itself. Whoever reads it at once is woken for each of them, which costs more
+/// than all that is done with it, and costs the server too. So once several reads in a row gave little, there is
+/// a pause before the next, as short as timers are; what comes meanwhile wakes nobody.
+struct Pace {
+    clock: Arc<dyn Clock>,
+    /// When something was read.
+    last: Monotonic,
+    /// How many reads in a row came soon after the one before.
+    soon: u32,
+    /// No read before this.
+    until: Option<Monotonic>,
+}
+
+/// How long a pause is.
+const PAUSE: Duration = Duration::from_millis(1);
+/// Reads this close are of one busy stretch. Longer than a pause, even if a timer is late.
+const SOON: Duration = Duration::from_millis(5);
+/// So many of them: a transaction or two that come by themselves are not held up.
+const SOON_READS_MIN: u32 = 24;
+/// Whoever finds this much reads on: it must not gather until the socket is full.
+const MUCH_BYTES: usize = 32 * 1024;
+
+impl Pace {
+    async fn pause(&mut self) {
+        if let Some(until) = self.until {
+            self.clock.sleep_until(until).await;
+            self.until = None;
+        }
+    }
+
+    /// Notes a read, and says whether a pause follows.
+    fn read(&mut self, bytes: usize, drained: bool) -> bool {
+        let now = self.clock.monotonic();
+        self.soon = if now.since(self.last) <= SOON { self.soon.saturating_add(1) } else { 0 };
+        self.last = now;
+        let pauses = drained && bytes < MUCH_BYTES && self.soon >= SOON_READS_MIN;
+        self.until = pauses.then(|| now + PAUSE);
+        pauses
+    }
+}
+
 fn unframed(place: &str, why: Unframed) -> Error {
     match why {
         Unframed::BadLength => garbled(place, "a message without a length"),
         Unframed::TooLong { bytes } => Error::invalid(format!(
             "{place}: the server sends a message of {bytes} bytes, more than is taken: raise the limit on one change"
         )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_clock::ManualTime;
+
+    use super::*;
+
+    struct Reads {
+        time: ManualTime,
+        pace: Pace,
+    }
+
+    impl Reads {
+        fn new() -> Self {
+            let time = ManualTime::default();
+            let clock = Arc::new(time.node(0, 0));
+            Self { time, pace: Pace { clock, last: Monotonic::from_nanos(0), soon: 0, until: None } }
+        }
+
+        /// Whether a pause follows the last of so many reads, each so long after the one before.
+        fn then(&mut self, reads: u32, after: Duration, bytes: usize, drained: bool) -> bool {
+            let mut pauses = false;
+            for _ in 0..reads {
+                self.time.advance(after);
+                pauses = self.pace.read(bytes, drained);
+            }
+            pauses
+        }
+    }
+
+    #[test]
+    fn what_comes_by_itself_is_read_at_once() {
+        let (at_once, later) = (Duration::from_micros(50), Duration::from_millis(50));
+        let mut reads = Reads::new();
+        for _ in 0..10 {
+            assert!(!reads.then(1, later, 100, true));
+            assert!(!reads.then(SOON_READS_MIN - 1, at_once, 100, true));
+        }
+    }
+
+    #[test]
+    fn a_busy_stretch_is_read_in_batches_until_it_is_over() {
+        let (at_once, later) = (Duration::from_micros(50), Duration::from_millis(50));
+        let mut reads = Reads::new();
+        assert!(reads.then(SOON_READS_MIN + 1, at_once, 100, true));
+        assert!(reads.then(1, PAUSE * 2, 3000, true), "it goes on although reads are rarer");
+        assert!(!reads.then(1, PAUSE * 2, MUCH_BYTES, true), "much has gathered");
+        assert!(!reads.then(1, PAUSE * 2, 100, false), "there is more");
+        assert!(reads.then(1, PAUSE * 2, 100, true));
+        assert!(!reads.then(1, later, 100, true), "it was over");
     }
 }

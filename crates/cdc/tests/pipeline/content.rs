@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use tenure_cdc::server;
+use tenure_cdc::settings::PipelineSettings;
 use tenure_stream::identity::{Lanes, Lsn};
 
 use super::world::{World, by_id, id_of, soon, until};
@@ -40,7 +41,8 @@ async fn a_large_transaction_is_spilled_and_published_at_its_commit() {
     let world = World::new().await;
     let sql = format!("ALTER DATABASE {} SET logical_decoding_work_mem = '64kB'", world.database);
     world.sql.batch_execute(&sql).await.unwrap();
-    let running = world.start();
+    let settings = PipelineSettings { streaming: true, ..world.settings() };
+    let running = world.start_service(world.service(settings, world.sink()));
     let rows = 20_000;
     world
         .sql

@@ -113,9 +113,10 @@ impl Survey {
     /// Why a worker of this application may hold what it may, as far as the table tells.
     #[must_use]
     pub fn explain(&self, stream: &str, app: &str, settings: &Settings) -> Explanation {
-        let demand = self.coordinator.as_ref().and_then(|row| row.ours.demand);
-        let by_workers = self.workers.iter().filter_map(|row| row.ours.demand).max();
-        let demand = by_workers.or(demand);
+        // What the worker counted that was heard of last; the coordinator row may be old.
+        let last_heard = self.workers.iter().filter(|row| row.ours.demand.is_some());
+        let last_heard = last_heard.max_by_key(|row| row.ours.expires_at);
+        let demand = last_heard.or(self.coordinator.as_ref()).and_then(|row| row.ours.demand);
         let mut explanation = Explanation {
             stream: stream.to_owned(),
             app: app.to_owned(),

@@ -103,8 +103,7 @@ pub fn effective(
         desired_workers: per_worker(wanted, limit).max(1),
     };
     let by_demand = per_worker(demand, workers);
-    let raised =
-        if by_demand > stored.value { Cap { value: by_demand, why: Why::Demand } } else { stored };
+    let raised = if by_demand > stored.value { Cap { value: by_demand, why: Why::Demand } } else { stored };
     let cap = match on_deficit {
         OnDeficit::Exceed if deficit.leases > 0 => {
             Cap { value: per_worker(wanted, workers).max(raised.value), why: Why::Exceeded }

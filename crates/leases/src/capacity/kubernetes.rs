@@ -149,7 +149,8 @@ impl std::fmt::Debug for Kubernetes {
 /// Ready to work, and not told to end.
 fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().filter_map(|status| status.conditions.as_ref()).flatten();
-    let ready = conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let ready =
+        conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
     ready && pod.metadata.deletion_timestamp.is_none()
 }
 

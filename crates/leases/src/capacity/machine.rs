@@ -61,7 +61,9 @@ pub fn opening(row: Option<&Row>, shards: u64, workers: Option<u64>, limit: u64)
         (None, Some(workers)) => Opening::Create(Target::of(shards, workers, limit)),
         // A number that is not known is never written.
         (Some(_), None) => Opening::Use,
-        (Some(row), Some(workers)) if (row.shard_count, row.worker_count) == (shards, workers) => Opening::Use,
+        (Some(row), Some(workers)) if (row.shard_count, row.worker_count) == (shards, workers) => {
+            Opening::Use
+        }
         (Some(_), Some(workers)) => Opening::Update(Target::of(shards, workers, limit)),
     }
 }
@@ -164,13 +166,7 @@ impl Fleet {
     }
 
     /// Looks at the rows of this application's workers, and says who is alive.
-    pub fn observe(
-        &mut self,
-        now: Monotonic,
-        wall: WallTime,
-        rows: &[Row],
-        report: &Report,
-    ) -> Vec<Member> {
+    pub fn observe(&mut self, now: Monotonic, wall: WallTime, rows: &[Row], report: &Report) -> Vec<Member> {
         let mut seen = BTreeMap::new();
         let mut fresh = BTreeSet::new();
         for row in rows {

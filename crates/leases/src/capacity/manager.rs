@@ -86,7 +86,8 @@ impl Builder {
     pub fn build(self) -> Result<CapacityManager> {
         self.settings.validate()?;
         let worker = self.worker.as_str().to_owned();
-        for (what, name) in [("stream name", &self.stream), ("application name", &self.app), ("worker id", &worker)]
+        for (what, name) in
+            [("stream name", &self.stream), ("application name", &self.app), ("worker id", &worker)]
         {
             if name.is_empty() || name.len() > NAME_BYTES_MAX {
                 return Err(Error::invalid(format!(
@@ -107,7 +108,8 @@ impl Builder {
             Some(elector) => (Some(elector), false),
             None if dynamic && self.settings.live => {
                 let shard = format!("{}-capacity", self.app);
-                let elector = Elector::builder(self.store.clone(), shard, &self.env).owner(&worker).build()?;
+                let elector =
+                    Elector::builder(self.store.clone(), shard, &self.env).owner(&worker).build()?;
                 (Some(elector), true)
             }
             None => (None, false),
@@ -326,7 +328,12 @@ impl Inner {
             self.publish();
             return Ok(*self.cap.borrow());
         }
-        info!(stream = self.stream, app = self.app, worker = self.worker, "Initializing max leases per worker");
+        info!(
+            stream = self.stream,
+            app = self.app,
+            worker = self.worker,
+            "Initializing max leases per worker"
+        );
         let place = self.ensure_table().await?;
         self.lock().place = Some(place.clone());
         let target = self.open(&place).await?;
@@ -342,6 +349,11 @@ impl Inner {
         let (declared, workers) = self.count_workers(place).await?;
         info!(currentShardCount = shards, currentWorkerCount = workers, "Retrieved current system state");
         self.settle(place, shards, declared, workers).await
+    }
+
+    async fn open_again(&self, place: &Place) -> Result<()> {
+        let target = self.open(place).await?;
+        self.save(place, target).await
     }
 
     /// The table, created if there is none.
@@ -411,7 +423,13 @@ impl Inner {
     }
 
     /// Makes the coordinator row say what is so, or uses what somebody else made it say.
-    async fn settle(&self, place: &Place, shards: u64, declared: Option<u64>, workers: u64) -> Result<Target> {
+    async fn settle(
+        &self,
+        place: &Place,
+        shards: u64,
+        declared: Option<u64>,
+        workers: u64,
+    ) -> Result<Target> {
         for _ in 0..RACES_MAX {
             let row = self.read_coordinator(place).await?;
             let opening = opening(row.as_ref(), shards, declared, self.settings.limit);
@@ -506,9 +524,8 @@ impl Inner {
 
     async fn read_coordinator(&self, place: &Place) -> Result<Option<Row>> {
         let key = place.coordinator_key();
-        let item = self
-            .again("read the coordinator row", |by| self.store.get(by, &place.table, &key))
-            .await?;
+        let item =
+            self.again("read the coordinator row", |by| self.store.get(by, &place.table, &key)).await?;
         item.map(|item| place.coordinator_row(&item)).transpose()
     }
 
@@ -769,6 +786,11 @@ impl fmt::Debug for Running {
 
 // === impl Task ===
 
+/// Logs what failed.
+fn told<T>(result: Result<T>, what: &'static str) -> Option<T> {
+    result.inspect_err(|error| warn!(error = %error.chain(), "{what}")).ok()
+}
+
 /// What goes on after the start.
 struct Task {
     inner: Arc<Inner>,
@@ -799,26 +821,25 @@ impl Task {
                 _ = stopped.wait_for(|stopped| *stopped) => break,
                 () = clock.sleep(period) => {}
             }
-            if let Err(error) = self.tick(&place).await {
-                warn!(error = %error.chain(), "look at the coordinator row");
-            }
+            self.tick(&place).await;
         }
         self.leave(&place).await;
     }
 
-    async fn tick(&mut self, place: &Place) -> Result<()> {
+    /// What fails is tried again at the next look, and keeps nothing else from being done: a worker whose
+    /// stream cannot be asked says that it lives all the same.
+    async fn tick(&mut self, place: &Place) {
         let unknown = matches!(self.inner.lock().count, Some(Count::Unknown(_)));
         let now = self.inner.clock.monotonic();
         if unknown && now >= self.census_due {
             // Perhaps it can be told by now.
             self.census_due = now + self.inner.settings.heartbeat;
-            let target = self.inner.open(place).await?;
-            self.inner.save(place, target).await?;
+            told(self.inner.open_again(place).await, "count the workers again");
         }
         if self.inner.settings.live {
-            let readable = self.look(place).await?;
+            let readable = told(self.look(place).await, "look at the coordinator row").unwrap_or(false);
             if self.inner.elector.as_ref().is_some_and(Elector::is_leader) {
-                self.lead(place, readable).await?;
+                told(self.lead(place, readable).await, "adjust the coordinator row");
             } else {
                 self.adjuster = Adjuster::default();
                 self.fleet = self.inner.new_fleet();
@@ -826,7 +847,7 @@ impl Task {
             }
         }
         self.inner.publish();
-        self.keep_own_row(place).await
+        told(self.keep_own_row(place).await, "keep this worker's row");
     }
 
     /// Reads the coordinator row. False if it cannot be read, and so must not be written over.
@@ -905,7 +926,9 @@ impl Task {
         }
         for write in gone {
             // Refused if it came back to life meanwhile.
-            let _ = inner.again("remove the row of a worker that is gone", |by| inner.store.write(by, &write)).await?;
+            let _ = inner
+                .again("remove the row of a worker that is gone", |by| inner.store.write(by, &write))
+                .await?;
         }
         Ok(())
     }

@@ -30,7 +30,9 @@ pub use explain::{Alarm, Explanation, Survey, survey};
 pub use formula::{Cap, Deficit, LIMIT, Why, effective, max_leases};
 #[cfg(feature = "kubernetes")]
 pub use kubernetes::{Kubernetes, Workload};
-pub use machine::{Adjuster, Evidence, Fleet, Member, Opening, Report, TICKS_DOWN, TICKS_UP, Target, opening};
+pub use machine::{
+    Adjuster, Evidence, Fleet, Member, Opening, Report, TICKS_DOWN, TICKS_UP, Target, opening,
+};
 pub use manager::{Builder, CapacityHandle, CapacityManager};
 pub use rows::{Ours, Place, Row, table_spec};
 pub use settings::{OnDeficit, Settings};

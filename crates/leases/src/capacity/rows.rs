@@ -277,8 +277,7 @@ impl Place {
     #[must_use]
     pub fn sweep(&self, row: &Row) -> Option<Write> {
         let (incarnation, expires_at) = (row.ours.incarnation.as_deref()?, row.ours.expires_at?);
-        let when =
-            Condition::eq("incarnation", incarnation).and(Condition::eq("expires_at", expires_at));
+        let when = Condition::eq("incarnation", incarnation).and(Condition::eq("expires_at", expires_at));
         Some(Write::Delete { table: self.table.clone(), key: Self::key(&row.worker_id), when })
     }
 
@@ -347,8 +346,7 @@ impl Columns<'_> {
         self.item
             .get(column)
             .map(|value| {
-                whole(value)
-                    .ok_or_else(|| self.bad(column, &format!("{}, not a whole number", shown(value))))
+                whole(value).ok_or_else(|| self.bad(column, &format!("{}, not a whole number", shown(value))))
             })
             .transpose()
     }
@@ -361,7 +359,9 @@ impl Columns<'_> {
         let Self { table, row, .. } = self;
         Error::new(
             Kind::Corrupt,
-            format!("column `{column}` of row `{row}` in table `{table}` is {what}: mend the row, or delete it"),
+            format!(
+                "column `{column}` of row `{row}` in table `{table}` is {what}: mend the row, or delete it"
+            ),
         )
     }
 }

@@ -123,10 +123,10 @@ fn bad_numbers_are_rejected_with_row_and_column() {
     let good = coordinator(30, 3).into_item();
     Row::of(TABLE, &good).unwrap();
     let columns = ["max_leases_per_worker", "shard_count", "worker_count"];
-    let bad = [Value::from("30"), Value::from(0), Value::from(-3), Value::N("2.5".parse().unwrap()), Value::Null];
+    let bad =
+        [Value::from("30"), Value::from(0), Value::from(-3), Value::N("2.5".parse().unwrap()), Value::Null];
     for column in columns {
-        let mut broken: Vec<_> =
-            bad.iter().map(|value| good.clone().with(column, value.clone())).collect();
+        let mut broken: Vec<_> = bad.iter().map(|value| good.clone().with(column, value.clone())).collect();
         let mut without = good.clone();
         without.remove(column);
         broken.push(without);
@@ -196,7 +196,8 @@ fn there_and_back_again_is_another_row() {
     let third = place().new_coordinator(Target::of(30, 3, 80), Some(&second), "b", None, ten());
     assert_eq!(third.target(), first.target());
     assert_eq!(third.last_update_time, first.last_update_time);
-    let late = place().update(&first, place().new_coordinator(Target::of(45, 3, 80), Some(&first), "c", None, ten()));
+    let late = place()
+        .update(&first, place().new_coordinator(Target::of(45, 3, 80), Some(&first), "c", None, ten()));
     assert!(decide(&late, Some(&third.into_item())).is_none());
 }
 

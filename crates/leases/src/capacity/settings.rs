@@ -99,7 +99,10 @@ impl Settings {
             ));
         }
         if self.call_timeout.is_zero() || self.call_timeout > PERIOD_MAX {
-            return invalid(format!("call_timeout {:?} must be more than zero: 10 s is usual", self.call_timeout));
+            return invalid(format!(
+                "call_timeout {:?} must be more than zero: 10 s is usual",
+                self.call_timeout
+            ));
         }
         if self.table.as_ref().is_some_and(String::is_empty) {
             return invalid("table is empty: leave it out, or name one".to_owned());

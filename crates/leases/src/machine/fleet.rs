@@ -27,7 +27,9 @@ impl Fleet {
         let mut seen = BTreeMap::new();
         for row in rows {
             let since = match self.rows.get(&row.worker) {
-                Some(before) if before.row.counter == row.counter && before.row.incarnation == row.incarnation => {
+                Some(before)
+                    if before.row.counter == row.counter && before.row.incarnation == row.incarnation =>
+                {
                     before.since
                 }
                 _ => now,

@@ -1,7 +1,9 @@
 //! Who takes what nobody has, and what the planner does.
 
+use tenure_stream::Shard;
+
 use super::*;
-use crate::lineage::{Deletion, chores};
+use crate::lineage::{Deletion, chores, key_of};
 use crate::plan::{Load, Plan, Worker, plan};
 
 /// What should have been taken by somebody else is anybody's, up to a fair share, after so much of a lease.
@@ -10,8 +12,17 @@ const GRACE_PER_LEASE: u32 = 4;
 const SPREAD_PER_LEASE: u32 = 8;
 /// Without a planner for so many leases, every worker sees to the rows by itself.
 const UNPLANNED_LEASES: u32 = 2;
+/// A finished lease stays for so many leases.
+const LINGERING_LEASES: u32 = 5;
 /// Rows that are made or deleted at a time.
-const CHORES_MAX: usize = 64;
+const CHORES_MAX: usize = 128;
+
+/// One look at what could be taken: what it costs to know is found out once.
+struct Round {
+    plan: Option<Plan>,
+    /// How many leases count against the cap.
+    held: usize,
+}
 
 impl Machine {
     // === taking ===
@@ -38,7 +49,9 @@ impl Machine {
             (Some(owner), None) if *owner == self.me.worker => {
                 if known.inherited && !planted::is("inherited_is_mine") { expiry } else { known.updated }
             }
-            (Some(owner), Some(_)) if *owner == self.me.worker && planted::is("reads_before_given") => known.updated,
+            (Some(owner), Some(_)) if *owner == self.me.worker && planted::is("reads_before_given") => {
+                known.updated
+            }
             _ => expiry,
         }
     }
@@ -60,13 +73,17 @@ impl Machine {
                 }
             }
         }
-        let mut plan = None;
+        if claims.is_empty() {
+            return;
+        }
+        let ends = |key: &LeaseKey| self.lease(key).is_some_and(|lease| lease.checkpoint.is_end());
+        let mut round = Round { plan: None, held: self.mine.iter().filter(|key| !ends(key)).count() };
         for key in claims {
-            self.claim(now, &key, &mut plan, effects);
+            self.claim(now, &key, &mut round, effects);
         }
     }
 
-    fn claim(&mut self, now: Now, key: &LeaseKey, plan: &mut Option<Plan>, effects: &mut Vec<Effect>) {
+    fn claim(&mut self, now: Now, key: &LeaseKey, round: &mut Round, effects: &mut Vec<Effect>) {
         let Some(known) = self.known.get(key) else { return };
         if known.doing.is_some() || now.monotonic < self.claim_at(known, now.monotonic) {
             self.retime(now, key);
@@ -78,6 +95,7 @@ impl Machine {
         if is_mine && known.lease.giver.is_none() {
             // Promised and given, or mine before. The condition is that of a renewal.
             self.mine.insert(key.clone());
+            round.held += 1;
             let attempt = Attempt::Renew { key: key.clone(), counter, me, kbps: None };
             return self.send(now, key, What::Accept, counter + 1, attempt, effects);
         }
@@ -85,10 +103,9 @@ impl Machine {
         if let Some(known) = self.known.get_mut(key) {
             known.claimable = Some(since);
         }
-        let plan = plan.get_or_insert_with(|| self.plan(now.monotonic));
+        let plan = round.plan.get_or_insert_with(|| self.plan(now.monotonic));
         let is_placed_here = is_mine || plan.placements.get(key) == Some(&me);
-        let held = self.mine.iter().filter(|key| self.lease(key).is_some_and(|lease| !lease.checkpoint.is_end()));
-        let count = held.count();
+        let count = round.held;
         let (soon, later) = self.graces(key);
         let room = if planted::is("takes_above_cap") { usize::MAX } else { self.cap };
         let takes = count < room
@@ -97,6 +114,7 @@ impl Machine {
                 || now.monotonic >= since + later);
         if takes {
             self.mine.insert(key.clone());
+            round.held += 1;
             let attempt = Attempt::Take { key: key.clone(), counter, me, from: owner };
             return self.send(now, key, What::Take, counter + 1, attempt, effects);
         }
@@ -133,6 +151,7 @@ impl Machine {
             // During a handoff it is the giver that counts on.
             let renews = known.lease.giver.as_ref().or(known.lease.owner.as_ref());
             if let Some(worker) = renews
+                && known.moves
                 && now < known.seen + self.timing.lease
                 && !known.lease.checkpoint.is_end()
                 && !alive.contains(worker)
@@ -234,7 +253,8 @@ impl Machine {
         for known in self.known.values() {
             parents.extend(parents_of(&known.lease));
         }
-        let childless = |known: &Known| known.lease.checkpoint.is_end() && !parents.contains(&known.lease.key);
+        let childless =
+            |known: &Known| known.lease.checkpoint.is_end() && !parents.contains(&known.lease.key);
         if self.known.values().any(childless) {
             self.list.next = self.list.next.min(now.monotonic + self.timing.scan);
         }
@@ -253,15 +273,31 @@ impl Machine {
             deletions.extend(found.delete);
         }
         let began = self.began.unwrap_or(now.monotonic);
-        let settled = now.monotonic >= began + self.timing.lease || self.fresh_table;
-        for lease in creations {
+        // What was never seen may have been made, taken and deleted while this worker did not look.
+        let looks = now.monotonic < self.scanned + self.timing.lease;
+        let settled = looks && (now.monotonic >= began + self.timing.lease || self.fresh_table);
+        for mut lease in creations {
             let key = lease.key.clone();
-            // LE-10: its holder may live, and would put it back.
+            if !self.fresh_table && !self.gone.contains_key(&key) {
+                // There may have been one before, and somebody may remember its counter, which only rises.
+                lease.counter = u64::try_from(now.wall.as_seconds()).unwrap_or(0);
+            }
+            // LE-10: its holder may live, and would put it back. It may have one although none was known.
             let waits = match self.gone.get(&key) {
-                Some(gone) => gone.may_be_held && now.monotonic < gone.since + self.timing.lease,
+                // Whoever did not look for a lease does not know whether it is back.
+                Some(gone) => !looks || now.monotonic < gone.since + self.timing.lease,
                 None => !settled,
             };
-            let waits = waits && !planted::is("vanished_is_free");
+            // What is absent may have been read to its end and cleaned away since the shards were listed.
+            let outdated = match self.gone.get(&key) {
+                Some(gone) => self.listed < gone.since,
+                None => self.listed + self.timing.lease < now.monotonic,
+            };
+            let outdated = outdated && !planted::is("any_list_will_do");
+            if outdated {
+                self.list.next = self.list.next.min(now.monotonic);
+            }
+            let waits = (waits && !planted::is("vanished_is_free")) || outdated;
             if waits || self.bad.contains_key(&key) || self.chores.len() >= CHORES_MAX {
                 continue;
             }
@@ -275,6 +311,14 @@ impl Machine {
             if known.doing.is_some() || known.hold.is_some() || self.chores.len() >= CHORES_MAX {
                 continue;
             }
+            // A request to make this row, which its sender gave up, may still be under way, and would land.
+            if finished && now.monotonic < known.since + self.timing.lease * LINGERING_LEASES {
+                continue;
+            }
+            // A shard that is missing from a list, or its children, may be newer than it.
+            if self.listed <= known.since && !planted::is("unlisted_is_gone") {
+                continue;
+            }
             let counter = known.lease.counter;
             if self.chores.insert(key.clone()) {
                 let call = Call::Write(Attempt::Delete { key: key.clone(), counter, finished });
@@ -283,31 +327,60 @@ impl Machine {
         }
     }
 
-    pub(super) fn create_answered(&mut self, now: Now, key: &LeaseKey, answer: Answer, effects: &mut Vec<Effect>) {
+    pub(super) fn create_answered(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        answer: Answer,
+        effects: &mut Vec<Effect>,
+    ) {
         self.chores.remove(key);
+        let known = matches!(answer, Answer::Applied(_) | Answer::Refused(_));
         match answer {
             Answer::Applied(Some(row)) => {
                 self.observe(now, now.monotonic, false, *row, effects);
                 self.tell_everybody(now);
-                self.review = true;
             }
             Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, *row, effects),
             Answer::Foreign(why) => self.raise(Alarm::BadRow(key.clone(), why), effects),
             // Whether it is there, the next scan says.
             _ => {}
         }
+        // Looked at anew once per batch: with thousands of shards, a look is long.
+        self.review |= known && self.chores.is_empty();
     }
 
-    pub(super) fn delete_answered(&mut self, now: Now, key: &LeaseKey, answer: Answer, effects: &mut Vec<Effect>) {
+    pub(super) fn delete_answered(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        answer: Answer,
+        effects: &mut Vec<Effect>,
+    ) {
         self.chores.remove(key);
+        let known = matches!(answer, Answer::Applied(_) | Answer::Refused(_));
         match answer {
             Answer::Applied(_) | Answer::Refused(None) => {
+                if let Some(known) = self.known.get(key) {
+                    let gone = Gone { lease: known.lease.clone(), since: now.monotonic };
+                    self.gone.insert(key.clone(), gone);
+                }
                 self.forget(key);
-                self.review = true;
             }
             Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, *row, effects),
             _ => {}
         }
+        self.review |= known && self.chores.is_empty();
+    }
+
+    /// The shards were listed. What was read to its end is remembered for as long as it is: an older list wants it.
+    pub(super) fn take_in_shards(&mut self, sent: Monotonic, streams: Vec<StreamShards>) {
+        let key = |stream: &StreamShards, shard: &Shard| key_of(stream.stream.as_deref(), &shard.id);
+        let keys =
+            streams.iter().flat_map(|stream| stream.shards.iter().map(move |shard| key(stream, shard)));
+        let keys: BTreeSet<LeaseKey> = keys.collect();
+        self.gone.retain(|key, gone| !gone.lease.checkpoint.is_end() || keys.contains(key));
+        (self.shards, self.shard_keys, self.listed) = (Some(streams), keys, sent);
     }
 
     /// Moves what somebody holds to whoever should have it, and says aloud what fits nowhere.

@@ -9,7 +9,10 @@ impl Machine {
         let outcome = match self.hold_mut(key) {
             None => Outcome::Fenced,
             Some(hold) if hold.queue.len() >= QUEUE_MAX => Outcome::Busy,
+            // Whoever said that it is drained has nothing to add.
+            Some(hold) if hold.drained => Outcome::Fenced,
             Some(hold) => {
+                hold.drained = matches!(ask, Ask::Give { .. }) && !planted::is("delivers_while_giving");
                 hold.queue.push_back(ask);
                 self.retime(now, key);
                 return;
@@ -107,7 +110,9 @@ impl Machine {
             if now.monotonic < at {
                 return;
             }
-            if planted::is("expired_hold_revives") && self.known.get(&key).is_some_and(|known| known.doing.is_some()) {
+            if planted::is("expired_hold_revives")
+                && self.known.get(&key).is_some_and(|known| known.doing.is_some())
+            {
                 return;
             }
             let loss = match self.hold(&key) {
@@ -177,8 +182,8 @@ impl Machine {
     }
 
     /// LE-13: a worker that stops says so before it gives anything back.
-    const fn must_say_first(&self) -> bool {
-        matches!(self.phase, Phase::Stopping { noted: false, .. })
+    fn must_say_first(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { noted: false, .. }) && !planted::is("gives_before_saying")
     }
 
     /// The write that a lease that is held needs now.
@@ -249,6 +254,10 @@ impl Machine {
                 && matches!(what, What::Renew | What::Checkpoint { .. } | What::Restore)
             {
                 hold.first_sent.get_or_insert(sent);
+            }
+            let counts = !matches!(what, What::Begin { .. } | What::Evict | What::Finish { .. });
+            if counts && known.counted.is_none_or(|(counter, _)| counter != to) {
+                known.counted = Some((to, sent));
             }
             known.doing = Some(Doing { call, from: known.lease.counter, to, sent, reading: false, what });
         }
@@ -343,7 +352,14 @@ impl Machine {
         }
     }
 
-    fn landed(&mut self, now: Now, key: &LeaseKey, doing: Doing, row: Option<Lease>, effects: &mut Vec<Effect>) {
+    fn landed(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        doing: Doing,
+        row: Option<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         match doing.what {
             What::Renew | What::Checkpoint { .. } | What::Restore => {
                 if let Some(row) = row {
@@ -425,14 +441,23 @@ impl Machine {
 
     /// A lease that was taken is mine.
     fn taken(&mut self, now: Now, key: &LeaseKey, doing: &Doing, row: Lease, effects: &mut Vec<Effect>) {
-        let sent = if planted::is("lease_deadline_from_receipt") { now.monotonic } else { doing.sent };
+        // LE-2: a renewal of the last hold may have had this counter already, and may be what landed.
+        let counted = self.known.get(key).and_then(|known| known.counted).filter(|(to, _)| *to == doing.to);
+        let sent = if planted::is("lease_deadline_from_receipt") {
+            now.monotonic
+        } else if planted::is("taken_again_counts_anew") {
+            doing.sent
+        } else {
+            counted.map_or(doing.sent, |(_, first)| first)
+        };
         let deadline = sent + self.timing.validity;
         let giver = row.giver.clone();
         let to = row.owner.clone();
         self.adopt(now, row);
         self.mine.remove(key);
-        if now.monotonic >= deadline {
-            // It came too late to be of use; whether anybody has it since, the next scan says.
+        if now.monotonic >= deadline || self.lease(key).is_some_and(|lease| lease.checkpoint.is_end()) {
+            // It came too late to be of use, whether anybody has it since, the next scan says; or a checkpoint of
+            // the last hold had landed unheard, and there is nothing more to read.
             return;
         }
         if !self.is_running() {
@@ -454,13 +479,16 @@ impl Machine {
             handoff: None,
             queue: VecDeque::new(),
             stuck: false,
+            drained: false,
             restore: false,
             kbps: None,
         });
         let lease = known.lease.clone();
         self.mine.insert(key.clone());
-        let parents =
-            parents_of(&lease).filter_map(|key| self.known.get(&key)).map(|known| known.lease.clone()).collect();
+        let parents = parents_of(&lease)
+            .filter_map(|key| self.known.get(&key))
+            .map(|known| known.lease.clone())
+            .collect();
         effects.push(Effect::Tell(News::Granted { lease: Box::new(lease), parents, deadline }));
         self.retime(now, key);
         if giver.as_ref() == Some(&self.me.worker) {
@@ -508,7 +536,14 @@ impl Machine {
         self.tell_everybody(now);
     }
 
-    fn refused(&mut self, now: Now, key: &LeaseKey, doing: Doing, row: Option<Lease>, effects: &mut Vec<Effect>) {
+    fn refused(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        doing: Doing,
+        row: Option<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         let holds = self.hold(key).is_some();
         let Some(row) = row else {
             if !holds {

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use metrics::{Counter, Gauge, GaugeFn, Histogram, Key as MetricKey, KeyName, Metadata, Recorder, SharedString, Unit};
+use metrics::{
+    Counter, Gauge, GaugeFn, Histogram, Key as MetricKey, KeyName, Metadata, Recorder, SharedString, Unit,
+};
 use tenure_backend::{Env, Kind};
 use tenure_leases::WorkerId;
 use tenure_leases::capacity::{
@@ -52,7 +54,9 @@ async fn a_start_calls_what_the_seed_calls_in_its_order() {
     let get = "get worker_id=my-app_coordinator";
     assert_eq!(
         take(),
-        format!("ensure table, count shards, count workers, {get}, put my-app_coordinator applied, put worker-1 applied")
+        format!(
+            "ensure table, count shards, count workers, {get}, put my-app_coordinator applied, put worker-1 applied"
+        )
     );
     recorded("worker-2").initialize().await.unwrap();
     assert_eq!(take(), format!("ensure table, count shards, count workers, {get}, put worker-2 applied"));
@@ -60,7 +64,9 @@ async fn a_start_calls_what_the_seed_calls_in_its_order() {
     recorded("worker-1").initialize().await.unwrap();
     assert_eq!(
         take(),
-        format!("ensure table, count shards, count workers, {get}, update my-app_coordinator applied, put worker-1 applied")
+        format!(
+            "ensure table, count shards, count workers, {get}, update my-app_coordinator applied, put worker-1 applied"
+        )
     );
 }
 
@@ -113,9 +119,10 @@ async fn the_loser_uses_the_row_and_not_its_own_number() {
     let winner = site.worker_on(first, "worker-2");
     // The loser saw 90 shards where the winner saw 60.
     let shards = super::site::Shards::new(90);
-    let loser = CapacityManager::builder(second, shards, STREAM, APP, WorkerId::from("worker-3"), &site.env())
-        .settings(site.settings.clone())
-        .census(Arc::new(tenure_leases::capacity::Declared::new(3).unwrap()));
+    let loser =
+        CapacityManager::builder(second, shards, STREAM, APP, WorkerId::from("worker-3"), &site.env())
+            .settings(site.settings.clone())
+            .census(Arc::new(tenure_leases::capacity::Declared::new(3).unwrap()));
     site.shards.set(60);
     let (winner, loser) = (winner.build().unwrap(), loser.build().unwrap());
     let (won, lost) = tokio::join!(winner.initialize(), loser.initialize());
@@ -143,8 +150,16 @@ async fn a_write_without_an_answer_is_looked_for() {
     world.settings.live = false;
     let manager = world.worker_on(Arc::new(Mute(world.store.clone())), "a").build().unwrap();
     for (shards, cap, said) in [
-        (30, 10, "INFO  Successfully created coordinator metadata  coordinatorKey=my-app_coordinator maxLeasesPerWorker=10"),
-        (60, 20, "INFO  Successfully updated coordinator metadata  coordinatorKey=my-app_coordinator newMaxLeasesPerWorker=20"),
+        (
+            30,
+            10,
+            "INFO  Successfully created coordinator metadata  coordinatorKey=my-app_coordinator maxLeasesPerWorker=10",
+        ),
+        (
+            60,
+            20,
+            "INFO  Successfully updated coordinator metadata  coordinatorKey=my-app_coordinator newMaxLeasesPerWorker=20",
+        ),
     ] {
         world.shards.set(shards);
         let lines = Lines::collect();
@@ -171,7 +186,8 @@ async fn an_unknown_worker_count_is_never_written_and_alarmed() {
     assert_eq!(*b.cap().borrow(), Cap { value: 10, why: Why::Coordinator });
     assert_eq!(b.alarms(), [Alarm::WorkerCountUnknown { why: "the API server is away".into() }]);
     let lines = lines.take();
-    let alarmed = "ERROR  lease capacity needs attention  alarm=the worker count is unknown: the API server is away";
+    let alarmed =
+        "ERROR  lease capacity needs attention  alarm=the worker count is unknown: the API server is away";
     assert!(lines.iter().any(|line| line == alarmed), "{lines:#?}");
     // Known again, the alarm ends.
     world.workers.set(Count::Known(3));
@@ -386,7 +402,10 @@ async fn the_table_of_the_application_is_taken_over_if_it_is_there() {
     assert_eq!(initialize(&world, "a").await.value, 10);
     assert_eq!(world.store.scan_all(soon(), "my-app_meta", 10).await.unwrap().len(), 2);
     assert!(world.store.describe_table(soon(), "kds-stream-prod_meta").await.unwrap().is_none());
-    assert_eq!(world.store.describe_table(soon(), "my-app_meta").await.unwrap(), Some(table_spec("my-app_meta")));
+    assert_eq!(
+        world.store.describe_table(soon(), "my-app_meta").await.unwrap(),
+        Some(table_spec("my-app_meta"))
+    );
     // Of two tables, the one with the row of the application.
     world.store.ensure_table(soon(), &table_spec("kds-stream-prod_meta")).await.unwrap();
     assert_eq!(initialize(&world, "b").await.value, 10);

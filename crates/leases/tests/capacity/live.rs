@@ -162,7 +162,8 @@ async fn the_dead_leave_the_fleet_and_their_rows_go() {
     let b = world.start("b").await;
     let faults = Arc::new(Faults::new(FaultRates::default(), Entropy::seeded(1)).unwrap());
     let fragile = Faulty::new(world.store.clone(), faults.clone(), world.env().clock);
-    let elector = tenure_election::Elector::builder(world.store.clone(), "elsewhere", &world.env()).build().unwrap();
+    let elector =
+        tenure_election::Elector::builder(world.store.clone(), "elsewhere", &world.env()).build().unwrap();
     let c = world.worker_on(Arc::new(fragile), "c").elector(elector).build().unwrap().start().await.unwrap();
     world.pass(60).await;
     assert_eq!(world.coordinator().await, (30, 3, 10));
@@ -197,7 +198,10 @@ async fn owners_of_leases_count_although_they_have_no_fresh_row() {
     world.pass(60).await;
     assert_eq!(world.coordinator().await, (30, 5, 6));
     let fleet = a.explain().fleet;
-    assert_eq!(fleet.iter().map(|member| member.worker_id.as_str()).collect::<Vec<_>>().join(" "), "a go-1 go-2 go-3 go-4");
+    assert_eq!(
+        fleet.iter().map(|member| member.worker_id.as_str()).collect::<Vec<_>>().join(" "),
+        "a go-1 go-2 go-3 go-4"
+    );
     assert_eq!((fleet[0].evidence, fleet[1].evidence), (Evidence::Both, Evidence::Lease));
     a.report(report(&["a"], &["go-1", "go-2", "go-3", "go-4"]));
     world.pass(30).await;
@@ -253,7 +257,7 @@ async fn a_damaged_row_of_a_worker_is_alarmed_and_not_counted() {
     let alarms = a.alarms();
     let [Alarm::BadRow { what }] = &alarms[..] else { panic!("{alarms:?}") };
     assert!(what.contains("`shard_count` of row `b`"), "{what}");
-    assert_eq!(a.survey().await.unwrap().bad_rows, [what.clone()]);
+    assert_eq!(a.survey().await.unwrap().bad_rows, [what.as_str()]);
     // The next time that b has something to say it writes the row anew.
     world.pass(60).await;
     assert_eq!(a.alarms(), []);
@@ -293,6 +297,20 @@ async fn a_store_that_is_away_leaves_the_cap_in_effect() {
     faults.set_rates(FaultRates::default()).unwrap();
     world.pass(120).await;
     assert_eq!(cap(&a), 60);
+}
+
+#[tokio::test]
+async fn a_leader_whose_stream_cannot_be_asked_still_says_that_it_lives() {
+    let world = World::new();
+    let a = world.start("a").await;
+    world.pass(60).await;
+    // No open shards is an answer that nobody goes by.
+    world.shards.set(0);
+    let before = world.row("a").await.unwrap().integer("expires_at").unwrap();
+    world.pass(120).await;
+    assert!(world.row("a").await.unwrap().integer("expires_at").unwrap() >= before + 90);
+    assert_eq!(cap(&a), 30);
+    assert_eq!(world.coordinator().await, (30, 1, 30));
 }
 
 #[tokio::test]

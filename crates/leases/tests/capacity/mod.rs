@@ -6,8 +6,8 @@ mod go_worker;
 mod holes;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
-mod live;
 mod lines;
+mod live;
 mod site;
 mod walk_through;
 mod wrappers;

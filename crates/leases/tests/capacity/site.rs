@@ -152,7 +152,12 @@ impl Site {
         site
     }
 
-    fn new(clock: Arc<SetClock>, opener: Opener, table: Option<String>, guard: impl Any + Send + Sync) -> Self {
+    fn new(
+        clock: Arc<SetClock>,
+        opener: Opener,
+        table: Option<String>,
+        guard: impl Any + Send + Sync,
+    ) -> Self {
         let settings = Settings {
             table: table.clone(),
             // An emulator sweeps by the real clock, for which the seed's day is long past.
@@ -224,9 +229,11 @@ impl Site {
             let mut lines = plain.lines().map(str::trim).filter(|line| !line.is_empty());
             let columns = cells(lines.next().unwrap());
             let expected = lines.filter(|line| !line.starts_with("|-")).map(cells).collect::<Vec<_>>();
-            let found = self.rows().await.into_iter().map(|row| {
-                columns.iter().map(|column| cell(&row, column)).collect::<Vec<_>>()
-            });
+            let found = self
+                .rows()
+                .await
+                .into_iter()
+                .map(|row| columns.iter().map(|column| cell(&row, column)).collect::<Vec<_>>());
             assert_eq!(found.collect::<Vec<_>>(), expected, "at {caller}");
         }
     }

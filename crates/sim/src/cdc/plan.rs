@@ -196,7 +196,7 @@ impl scenario::Plan for Plan {
         };
         if one_in(&entropy, 3) {
             // What is committed gets through even if all of it goes to one shard.
-            let records = (spread(&entropy, 10, 60) * SECOND / plan.workload.every_max).max(5);
+            let records = (spread(&entropy, 30, 120) * SECOND / plan.workload.every_max).max(15);
             plan.settings.shard_records_per_s = Some(records);
             plan.settings.shard_bytes_per_s = Some(records * spread(&entropy, 300, 1000));
         }

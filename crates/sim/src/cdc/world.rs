@@ -24,17 +24,17 @@ use tenure_store::{Item, TableSpec};
 use tenure_stream::identity::{Era, Lsn};
 
 use self::calls::Flight;
-use super::Outcome;
 use super::checkers::{Ledger, Rule};
 use super::pipeline::Pipeline;
 use super::plan::{Plan, WORKLOAD_AFTER};
 use super::shard_meter::ShardMeter;
 use super::source::Source;
 use super::stream::Stream;
-use crate::calendar::{Calendar, MILLI, SECOND};
+use super::{Cdc, Outcome};
+use crate::calendar::{MILLI, SECOND};
 use crate::draws::{Draw, Draws};
-use crate::scenario::{Named, Verdict, Violation, Watch, name};
-use crate::trace::Trace;
+use crate::scenario::{Watch, name};
+use crate::stage::Stage;
 
 /// More than any schedule needs, by far: beyond it, somebody spins.
 const EVENTS_MAX: u64 = 1_000_000;
@@ -227,9 +227,7 @@ struct Lock {
 
 pub(super) struct World<'p, P: Pipeline> {
     plan: &'p Plan,
-    watch: Watch<Rule>,
-    now: u64,
-    calendar: Calendar<Happening>,
+    stage: Stage<Cdc, Happening>,
     nodes: Vec<Node<P>>,
     lock: Lock,
     place: CheckpointPlace,
@@ -246,13 +244,10 @@ pub(super) struct World<'p, P: Pipeline> {
     lowered: u32,
     operator_called: bool,
     healed: bool,
-    over: bool,
     works: u64,
     work_draws: Draws,
     session_draws: Draws,
     befell: Vec<Option<(u8, u32)>>,
-    trace: Trace,
-    outcome: Outcome,
 }
 
 impl<'p, P: Pipeline> World<'p, P> {
@@ -284,9 +279,7 @@ impl<'p, P: Pipeline> World<'p, P> {
         let source = Source::new(key, plan.lanes, plan.workload);
         let mut world = Self {
             plan,
-            watch,
-            now: 0,
-            calendar: Calendar::new(),
+            stage: Stage::new(plan.course.end_at, EVENTS_MAX, watch),
             nodes: nodes.collect(),
             lock: Lock::default(),
             place: CheckpointPlace { table: TABLE.into(), stream: "orders".into(), source: "shop".into() },
@@ -303,13 +296,10 @@ impl<'p, P: Pipeline> World<'p, P> {
             lowered: 0,
             operator_called: false,
             healed: false,
-            over: false,
             works: 0,
             work_draws: Draws::new(key, WORKLOAD),
             session_draws: Draws::new(key, SESSIONS),
             befell: vec![None; plan.course.incidents.len()],
-            trace: Trace::new(watch.lines),
-            outcome: Outcome::default(),
         };
         world.set_out();
         world
@@ -318,10 +308,10 @@ impl<'p, P: Pipeline> World<'p, P> {
     /// Enters what the plan says.
     fn set_out(&mut self) {
         for (index, node) in self.plan.nodes.iter().enumerate().filter(|(_, node)| node.present) {
-            self.enter(node.starts_at, Happening::Start { node: narrow(index), life: 0 });
+            self.stage.enter(node.starts_at, Happening::Start { node: narrow(index), life: 0 });
         }
         let Plan { lanes, lease, settings, limits, shards, .. } = self.plan;
-        self.trace.tell(
+        self.stage.trace.tell(
             0,
             format_args!(
                 "{} lanes, {shards} shards, lease {} ms, up to {} events and {} calls under way, records of {} of at \
@@ -336,42 +326,33 @@ impl<'p, P: Pipeline> World<'p, P> {
             ),
         );
         for (index, incident) in self.plan.course.incidents.iter().enumerate() {
-            self.enter(incident.at, Happening::Begin { incident: wide(index) });
+            self.stage.enter(incident.at, Happening::Begin { incident: wide(index) });
         }
-        self.enter(1, Happening::Commit);
-        self.enter(PERSIST_EVERY, Happening::Persist);
-        self.enter(self.plan.course.heal_at + 1, Happening::Heal);
+        self.stage.enter(1, Happening::Commit);
+        self.stage.enter(PERSIST_EVERY, Happening::Persist);
+        self.stage.enter(self.plan.course.heal_at + 1, Happening::Heal);
     }
 
     pub(super) fn run(mut self) -> Outcome {
-        while let Some((at, happening)) = self.calendar.take_next() {
-            debug_assert!(at >= self.now, "time goes forward");
-            self.now = at;
+        while let Some(happening) = self.stage.take_next() {
             self.happen(happening);
-            if self.over {
-                break;
-            }
-            if self.calendar.entered() > EVENTS_MAX {
-                self.check(Rule::Bounded, Err("a million events, and no end".to_owned()));
-                break;
-            }
         }
-        if !self.over {
-            self.now = self.plan.course.end_at;
+        if self.stage.spins() {
+            self.stage.check(Rule::Bounded, Err("a million events, and no end".to_owned()));
+        }
+        if !self.stage.is_over() {
+            self.stage.move_to_end();
             self.finish();
         }
-        self.outcome.tally.committed = self.source.changes.len() as u64;
-        self.outcome.lived_nanos = self.now;
-        self.outcome.events = self.calendar.entered();
-        (self.outcome.hash, self.outcome.lines) = self.trace.finish();
-        self.outcome
+        self.stage.outcome.tally.committed = self.source.changes.len() as u64;
+        self.stage.finish()
     }
 
     /// What must be so when all has been well for a while.
     fn finish(&mut self) {
         self.ledger.committed(&self.source);
         let verdict = self.ledger.complete(&self.source, P::FENCED);
-        self.check(Rule::Cd1, verdict);
+        self.stage.check(Rule::Cd1, verdict);
         if !P::FENCED {
             return;
         }
@@ -379,37 +360,19 @@ impl<'p, P: Pipeline> World<'p, P> {
         let row = self.checkpoint().map(|row| row.lsn);
         if row < last {
             let what = format!("the row is at {row:?}, and the last commit ends at {last:?}");
-            self.check(Rule::Heals, Err(what));
+            self.stage.check(Rule::Heals, Err(what));
         }
         let slot = self.source.slot.as_ref().map(|slot| slot.confirmed);
         if slot < last {
             let what = format!("the slot is at {slot:?}, and the last commit ends at {last:?}");
-            self.check(Rule::Heals, Err(what));
+            self.stage.check(Rule::Heals, Err(what));
         }
-    }
-
-    fn enter(&mut self, at: u64, happening: Happening) {
-        // What would happen after the end does not.
-        if at <= self.plan.course.end_at {
-            self.calendar.enter(at, happening);
-        }
-    }
-
-    fn check(&mut self, rule: Rule, verdict: Verdict) {
-        let Err(what) = verdict else { return };
-        if self.outcome.breaks(rule) {
-            return;
-        }
-        self.trace.mix(rule as u64);
-        self.trace.tell(self.now, format_args!("BROKEN {}: {what}", rule.name()));
-        self.outcome.violations.push(Violation { rule, at: self.now, what });
-        self.over |= self.watch.until == Some(rule);
     }
 
     fn check_ledger(&mut self) {
         for (rule, what) in std::mem::take(&mut self.ledger.broken) {
             if P::FENCED || matches!(rule, Rule::Cd1 | Rule::Cd3) {
-                self.check(rule, Err(what));
+                self.stage.check(rule, Err(what));
             }
         }
     }
@@ -423,7 +386,7 @@ impl<'p, P: Pipeline> World<'p, P> {
                 if let Some(slot) = &mut self.source.slot {
                     slot.persisted = slot.confirmed;
                 }
-                self.enter(self.now + PERSIST_EVERY, Happening::Persist);
+                self.stage.enter(self.stage.now + PERSIST_EVERY, Happening::Persist);
             }
             Happening::Start { node, life } => self.start(usize::from(node), life),
             Happening::Campaign { node, life } | Happening::Renew { node, life, .. } => {
@@ -466,7 +429,7 @@ impl<'p, P: Pipeline> World<'p, P> {
                 // Its reader may not know yet that it has the slot.
                 if !reads || self.nodes[node].cut[Service::Postgres as usize] > 0 {
                     // It is sent again until it arrives.
-                    self.enter(self.now + SECOND / 2, happening);
+                    self.stage.enter(self.stage.now + SECOND / 2, happening);
                 } else {
                     self.reach(node, happening);
                 }
@@ -487,7 +450,7 @@ impl<'p, P: Pipeline> World<'p, P> {
             Happening::End { incident } => self.end(incident),
             Happening::Heal => {
                 self.healed = true;
-                self.trace.tell(self.now, format_args!("the faults stop"));
+                self.stage.trace.tell(self.stage.now, format_args!("the faults stop"));
             }
         }
     }
@@ -517,7 +480,7 @@ impl<'p, P: Pipeline> World<'p, P> {
                 self.feed_soon(node);
             }
             Happening::HungUp { .. } => {
-                self.trace.tell(self.now, format_args!("{} has lost its session", name(node)));
+                self.stage.trace.tell(self.stage.now, format_args!("{} has lost its session", name(node)));
                 self.look_later(node, SECOND);
             }
             Happening::Reply { flight } => self.reply(flight),
@@ -563,22 +526,22 @@ impl<'p, P: Pipeline> World<'p, P> {
             self.source.commit();
             self.ledger.committed(&self.source);
             let number = wide(self.source.transactions.len() - 1);
-            if self.trace.has_lines() {
+            if self.stage.trace.has_lines() {
                 let transaction = &self.source.transactions[number as usize];
                 let text = format!(
                     "commit {} to {}: changes {:?}",
                     transaction.commit, transaction.end, transaction.changes
                 );
-                self.trace.note(self.now, format_args!("{text}"));
+                self.stage.trace.note(self.stage.now, format_args!("{text}"));
             }
             if let Some(session) = self.source.slot.as_ref().and_then(|slot| slot.session) {
                 self.sessions[session as usize].sent.push(number);
                 self.deliver(session);
             }
         }
-        let next = self.now + 1 + draw.below(self.plan.workload.every_max);
+        let next = self.stage.now + 1 + draw.below(self.plan.workload.every_max);
         if next < self.plan.course.heal_at + WORKLOAD_AFTER {
-            self.enter(next, Happening::Commit);
+            self.stage.enter(next, Happening::Commit);
         }
     }
 
@@ -586,8 +549,8 @@ impl<'p, P: Pipeline> World<'p, P> {
     fn deliver(&mut self, session: u32) {
         let mut draw = self.session_draw();
         let upto = wide(self.sessions[session as usize].sent.len());
-        let at = self.now + self.latency(&mut draw);
-        self.enter(at, Happening::Sent { session, upto });
+        let at = self.stage.now + self.latency(&mut draw);
+        self.stage.enter(at, Happening::Sent { session, upto });
     }
 
     fn keepalive(&mut self, number: u32) {
@@ -603,10 +566,10 @@ impl<'p, P: Pipeline> World<'p, P> {
         }
         let lsn = self.source.end;
         self.source.named.insert(lsn);
-        let at = self.now + self.latency(&mut draw);
-        self.enter(at, Happening::Named { session: number, upto, lsn });
-        let next = self.now + MILLI * 200 + draw.below(2 * SECOND);
-        self.enter(next, Happening::Keepalive { session: number });
+        let at = self.stage.now + self.latency(&mut draw);
+        self.stage.enter(at, Happening::Named { session: number, upto, lsn });
+        let next = self.stage.now + MILLI * 200 + draw.below(2 * SECOND);
+        self.stage.enter(next, Happening::Keepalive { session: number });
     }
 
     fn feedback(&mut self, session: u32, lsn: Lsn) {
@@ -615,15 +578,15 @@ impl<'p, P: Pipeline> World<'p, P> {
             return;
         }
         slot.confirmed = slot.confirmed.max(lsn);
-        self.trace.mix(lsn.0);
-        self.trace.note(self.now, format_args!("  the slot is told {lsn}"));
+        self.stage.trace.mix(lsn.0);
+        self.stage.trace.note(self.stage.now, format_args!("  the slot is told {lsn}"));
         if !self.source.diverged {
             let verdict = self.ledger.acknowledged(lsn, &self.source);
-            self.check(Rule::Cd2, verdict);
+            self.stage.check(Rule::Cd2, verdict);
         }
         if P::FENCED && self.checkpoint().is_none_or(|row| row.lsn < lsn) {
             let what = format!("the slot is told {lsn}, which the row does not hold");
-            self.check(Rule::RowFirst, Err(what));
+            self.stage.check(Rule::RowFirst, Err(what));
         }
     }
 
@@ -640,14 +603,14 @@ impl<'p, P: Pipeline> World<'p, P> {
             slot.session = None;
         }
         let mut draw = self.session_draw();
-        let at = self.now + self.latency(&mut draw);
-        self.enter(at, Happening::HungUp { session: number });
+        let at = self.stage.now + self.latency(&mut draw);
+        self.stage.enter(at, Happening::HungUp { session: number });
     }
 
     /// A reader ends its session; the server hears of it if it can.
     fn leave_session(&mut self, number: u32) {
         let session = &mut self.sessions[number as usize];
-        (session.left, session.left_at) = (true, self.now);
+        (session.left, session.left_at) = (true, self.stage.now);
         let node = usize::from(session.node);
         if self.nodes[node].cut[Service::Postgres as usize] == 0 {
             self.end_session(number);

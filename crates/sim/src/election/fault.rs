@@ -1,6 +1,7 @@
 //! What can go wrong in an election.
 
 use crate::fault::named;
+use crate::network::{CallFault, CallFaults};
 
 named! {
     /// A kind of fault, or of disturbance that an operator causes.
@@ -30,4 +31,18 @@ named! {
     Late "late" "A write arrives long after its caller gave up.",
     Duplicated "duplicated" "A write is carried out, and once more later.",
     Slow "slow" "A call takes up to a lease.",
+}
+
+impl CallFaults for Fault {
+    fn of_call(fault: CallFault) -> Self {
+        match fault {
+            CallFault::Throttled => Self::Throttled,
+            CallFault::Failed => Self::Failed,
+            CallFault::RequestLost => Self::RequestLost,
+            CallFault::ReplyLost => Self::ReplyLost,
+            CallFault::Late => Self::Late,
+            CallFault::Duplicated => Self::Duplicated,
+            CallFault::Slow => Self::Slow,
+        }
+    }
 }

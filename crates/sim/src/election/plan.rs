@@ -13,6 +13,7 @@ use tenure_election::{OnRenewalError, Settings, Skew, Timing};
 use super::fault::Fault;
 use crate::calendar::{MILLI, SECOND, nanos};
 use crate::draws::{Draws, one_in, spread};
+use crate::network::{CALL_FAULTS, CallFault, Network};
 use crate::scenario::{self, Course, Incident, Simpler, Target};
 use crate::shrink::PLAIN_LATENCY;
 
@@ -73,82 +74,6 @@ pub enum Owners {
     Shared,
 }
 
-/// What becomes of calls.
-#[derive(Debug, Clone, Copy)]
-pub struct Network {
-    /// The quickest way there or back.
-    pub latency_min: u64,
-    /// The slowest, where nothing is wrong.
-    pub latency_max: u64,
-    /// Of 65,536 calls, how many meet each fault.
-    pub throttled: u64,
-    /// See [`Network::throttled`].
-    pub failed: u64,
-    /// See [`Network::throttled`].
-    pub request_lost: u64,
-    /// See [`Network::throttled`].
-    pub reply_lost: u64,
-    /// See [`Network::throttled`].
-    pub late: u64,
-    /// See [`Network::throttled`].
-    pub duplicated: u64,
-    /// See [`Network::throttled`].
-    pub slow: u64,
-    /// By how much a slow call is, at most.
-    pub slow_by_max: u64,
-    /// How late a late or duplicated write lands, at most.
-    pub late_by_max: u64,
-}
-
-/// The faults that a single call can meet, in the order in which a draw picks them.
-pub const CALL_FAULTS: [Fault; 7] = [
-    Fault::Throttled,
-    Fault::Failed,
-    Fault::RequestLost,
-    Fault::ReplyLost,
-    Fault::Late,
-    Fault::Duplicated,
-    Fault::Slow,
-];
-
-impl Network {
-    /// The rate of one fault, of 65,536.
-    pub const fn rate_mut(&mut self, fault: Fault) -> Option<&mut u64> {
-        match fault {
-            Fault::Throttled => Some(&mut self.throttled),
-            Fault::Failed => Some(&mut self.failed),
-            Fault::RequestLost => Some(&mut self.request_lost),
-            Fault::ReplyLost => Some(&mut self.reply_lost),
-            Fault::Late => Some(&mut self.late),
-            Fault::Duplicated => Some(&mut self.duplicated),
-            Fault::Slow => Some(&mut self.slow),
-            _ => None,
-        }
-    }
-
-    /// The fault that sixteen random bits pick, if any.
-    #[must_use]
-    pub fn pick(&self, bits: u64) -> Option<Fault> {
-        let rates = [
-            self.throttled,
-            self.failed,
-            self.request_lost,
-            self.reply_lost,
-            self.late,
-            self.duplicated,
-            self.slow,
-        ];
-        let mut below = 0;
-        for (rate, fault) in rates.into_iter().zip(CALL_FAULTS) {
-            below += rate;
-            if bits < below {
-                return Some(fault);
-            }
-        }
-        None
-    }
-}
-
 impl scenario::Plan for Plan {
     type Fault = Fault;
 
@@ -199,12 +124,8 @@ impl scenario::Plan for Plan {
 
     fn simpler(&self) -> Vec<Simpler<Self>> {
         let mut all: Vec<Simpler<Self>> = Vec::new();
-        for fault in CALL_FAULTS {
-            all.push(Box::new(move |plan| {
-                if let Some(rate) = plan.network.rate_mut(fault) {
-                    *rate = 0;
-                }
-            }));
+        for rate in 0..CALL_FAULTS.len() {
+            all.push(Box::new(move |plan| plan.network.rates[rate] = 0));
         }
         all.push(Box::new(|plan| {
             (plan.network.latency_min, plan.network.latency_max) = (PLAIN_LATENCY, PLAIN_LATENCY);
@@ -339,34 +260,16 @@ fn in_range(entropy: &Entropy, bound: i64) -> i64 {
 
 fn draw_network(entropy: &Entropy, character: Character, lease_max: u64) -> Network {
     let latency_max = spread(entropy, 2 * MILLI, 200 * MILLI);
-    let mut network = Network {
-        latency_min: latency_max / 8,
-        latency_max,
-        throttled: 0,
-        failed: 0,
-        request_lost: 0,
-        reply_lost: 0,
-        late: 0,
-        duplicated: 0,
-        slow: 0,
-        slow_by_max: spread(entropy, 100 * MILLI, lease_max),
-        late_by_max: spread(entropy, SECOND, 4 * lease_max),
-    };
-    // One world in four has calls that never fail.
-    let calm = one_in(entropy, 4);
-    for fault in CALL_FAULTS {
-        let on = one_in(entropy, 3) && !calm;
-        let rate = spread(entropy, 1 << 6, 1 << 13);
-        if on && let Some(slot) = network.rate_mut(fault) {
-            *slot = rate;
-        }
-    }
+    let (slow_by_max, late_by_max) =
+        (spread(entropy, 100 * MILLI, lease_max), spread(entropy, SECOND, 4 * lease_max));
+    let rates = Network::draw_rates(entropy);
+    let mut network = Network { latency_min: latency_max / 8, latency_max, rates, slow_by_max, late_by_max };
     if character.brisk {
         // One call in sixteen comes late.
-        network.late = network.late.max(1 << 12);
+        network.at_least(CallFault::Late, 1 << 12);
         if character.detail & (1 << 63) == 0 {
             // One in four loses its reply.
-            network.reply_lost = network.reply_lost.max(1 << 14);
+            network.at_least(CallFault::ReplyLost, 1 << 14);
         } else {
             // A renewal is often under way when something happens.
             (network.latency_min, network.latency_max) = (BRISK_LATENCY_MAX / 2, BRISK_LATENCY_MAX);

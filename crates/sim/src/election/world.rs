@@ -21,7 +21,6 @@ use tenure_election::{
 };
 
 use self::calls::Flight;
-use super::Outcome;
 use super::candidate::Candidate;
 use super::checkers::{
     EpochsRise, GuardHolds, RowHistory, Rule, at_most_one_leader, deadline_from_send, one_leader,
@@ -30,11 +29,12 @@ use super::checkers::{
 use super::fault::Fault;
 use super::plan::{COOL_DOWN_MAX, NODES, Owners, Plan};
 use super::table::{Table, place};
-use crate::calendar::{Calendar, nanos};
+use super::{Election, Outcome};
+use crate::calendar::nanos;
 use crate::draws::{Draw, Draws};
 use crate::node_clock::NodeClock;
-use crate::scenario::{Named, Verdict, Violation, Watch, name};
-use crate::trace::Trace;
+use crate::scenario::{Watch, name};
+use crate::stage::Stage;
 
 /// More than any schedule needs, by far: beyond it, somebody spins.
 const EVENTS_MAX: u64 = 1_000_000;
@@ -184,9 +184,7 @@ struct Guard {
 
 pub(super) struct World<'p, C, T> {
     plan: &'p Plan,
-    watch: Watch<Rule>,
-    now: u64,
-    calendar: Calendar<Happening>,
+    stage: Stage<Election, Happening>,
     nodes: Vec<Node<C>>,
     /// Until which true moment each node leads; in the past if it does not.
     until: [u64; NODES],
@@ -200,7 +198,6 @@ pub(super) struct World<'p, C, T> {
     outage_hangs: bool,
     healed: bool,
     converged: bool,
-    over: bool,
     elections: u32,
     work_draws: Draws,
     works: u64,
@@ -210,8 +207,6 @@ pub(super) struct World<'p, C, T> {
     failover: Option<Failover>,
     epochs: EpochsRise,
     history: RowHistory,
-    trace: Trace,
-    outcome: Outcome,
 }
 
 impl<'p, C: Candidate, T: Table> World<'p, C, T> {
@@ -250,9 +245,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         });
         let mut world = Self {
             plan,
-            watch,
-            now: 0,
-            calendar: Calendar::new(),
+            stage: Stage::new(plan.course.end_at, EVENTS_MAX, watch),
             nodes: nodes.collect(),
             until: [0; NODES],
             led_until: 0,
@@ -264,7 +257,6 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             outage_hangs: false,
             healed: false,
             converged: false,
-            over: false,
             elections: 0,
             work_draws: Draws::new(plan.course.key, 1000),
             works: 0,
@@ -273,8 +265,6 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             failover: None,
             epochs: EpochsRise::default(),
             history: RowHistory::default(),
-            trace: Trace::new(watch.lines),
-            outcome: Outcome::default(),
         };
         world.set_out();
         world
@@ -283,15 +273,15 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
     /// Enters what the plan says.
     fn set_out(&mut self) {
         for (index, node) in self.plan.nodes.iter().enumerate().filter(|(_, node)| node.present) {
-            self.enter(node.starts_at, Happening::Start { node: narrow(index), life: 0 });
+            self.stage.enter(node.starts_at, Happening::Start { node: narrow(index), life: 0 });
             if node.skew_millis != 0 {
-                self.outcome.faults.count(Fault::WallSkew);
+                self.stage.outcome.faults.count(Fault::WallSkew);
             }
             if node.rate_ppm != 0 {
-                self.outcome.faults.count(Fault::RateError);
+                self.stage.outcome.faults.count(Fault::RateError);
             }
             let timing = node.timing;
-            self.trace.tell(
+            self.stage.trace.tell(
                 0,
                 format_args!(
                     "{} lease {:?} renew {:?} {:?} skew bound {:?}, wall off by {} ms, clock {} ppm fast",
@@ -307,61 +297,34 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         }
         match self.plan.owners {
             Owners::Fresh => {}
-            Owners::Kept => self.trace.tell(0, format_args!("each node keeps its owner id")),
+            Owners::Kept => self.stage.trace.tell(0, format_args!("each node keeps its owner id")),
             Owners::Shared => {
-                self.outcome.faults.count(Fault::SharedOwner);
-                self.trace.tell(0, format_args!("a and b have one owner id"));
+                self.stage.outcome.faults.count(Fault::SharedOwner);
+                self.stage.trace.tell(0, format_args!("a and b have one owner id"));
             }
         }
         for (index, incident) in self.plan.course.incidents.iter().enumerate() {
-            self.enter(incident.at, Happening::Begin { incident: wide(index) });
+            self.stage.enter(incident.at, Happening::Begin { incident: wide(index) });
         }
-        self.enter(self.plan.course.heal_at + 1, Happening::Heal);
+        self.stage.enter(self.plan.course.heal_at + 1, Happening::Heal);
     }
 
     pub(super) fn run(mut self) -> Outcome {
-        while let Some((at, happening)) = self.calendar.take_next() {
-            debug_assert!(at >= self.now, "time goes forward");
-            self.now = at;
+        while let Some(happening) = self.stage.take_next() {
             self.happen(happening);
-            if self.over {
-                break;
-            }
-            if self.calendar.entered() > EVENTS_MAX {
-                self.check(Rule::Bounded, Err("a million events, and no end".to_owned()));
-                break;
-            }
         }
-        if !self.over {
-            self.now = self.plan.course.end_at;
+        if self.stage.spins() {
+            self.stage.check(Rule::Bounded, Err("a million events, and no end".to_owned()));
+        }
+        if !self.stage.is_over() {
+            self.stage.move_to_end();
             if self.healed {
-                let verdict = one_leader(self.now, &self.until);
-                self.check(Rule::Ld4, verdict);
+                let verdict = one_leader(self.stage.now, &self.until);
+                self.stage.check(Rule::Ld4, verdict);
             }
         }
-        self.count_led_until(self.now);
-        self.outcome.lived_nanos = self.now;
-        self.outcome.events = self.calendar.entered();
-        (self.outcome.hash, self.outcome.lines) = self.trace.finish();
-        self.outcome
-    }
-
-    fn enter(&mut self, at: u64, happening: Happening) {
-        // What would happen after the end does not.
-        if at <= self.plan.course.end_at {
-            self.calendar.enter(at, happening);
-        }
-    }
-
-    fn check(&mut self, rule: Rule, verdict: Verdict) {
-        let Err(what) = verdict else { return };
-        if self.outcome.breaks(rule) {
-            return;
-        }
-        self.trace.mix(rule as u64);
-        self.trace.tell(self.now, format_args!("BROKEN {}: {what}", rule.name()));
-        self.outcome.violations.push(Violation { rule, at: self.now, what });
-        self.over |= self.watch.until == Some(rule);
+        self.count_led_until(self.stage.now);
+        self.stage.finish()
     }
 
     // === what happens ===
@@ -402,12 +365,12 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             Happening::End { incident } => self.end(incident),
             Happening::Heal => {
                 self.healed = true;
-                self.trace.tell(self.now, format_args!("the faults stop"));
-                self.enter(self.plan.converged_by(), Happening::Converged);
+                self.stage.trace.tell(self.stage.now, format_args!("the faults stop"));
+                self.stage.enter(self.plan.converged_by(), Happening::Converged);
             }
             Happening::Converged => {
-                let verdict = one_leader(self.now, &self.until);
-                self.check(Rule::Ld4, verdict);
+                let verdict = one_leader(self.stage.now, &self.until);
+                self.stage.check(Rule::Ld4, verdict);
                 self.converged = true;
             }
         }
@@ -445,8 +408,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
                 // Some are held up for as long as a term.
                 let held_up =
                     if draw.take().is_multiple_of(8) { 2 * nanos(self.nodes[node].timing.lease) } else { 0 };
-                let at = self.now + self.latency(&mut draw) + draw.below(held_up);
-                self.enter(at, Happening::Guarded { guard, token });
+                let at = self.stage.now + self.latency(&mut draw) + draw.below(held_up);
+                self.stage.enter(at, Happening::Guarded { guard, token });
             }
             Happening::Reply { flight } => self.reply(flight),
             Happening::GiveUp { flight } => self.give_up(flight),
@@ -466,8 +429,7 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
     }
 
     fn latency(&self, draw: &mut Draw) -> u64 {
-        let network = &self.plan.network;
-        network.latency_min + draw.below(network.latency_max - network.latency_min)
+        self.plan.network.latency(draw)
     }
 
     fn start(&mut self, index: usize, life: u32) {
@@ -485,10 +447,10 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         node.machine = Some(C::new(me, node.timing));
         node.born = node.steps;
         if life > 0 && self.plan.owners == Owners::Kept {
-            self.outcome.faults.count(Fault::KeptOwner);
+            self.stage.outcome.faults.count(Fault::KeptOwner);
         }
         (node.stopping, node.told_to_stop, node.gave_up, node.standing) = (false, false, false, true);
-        self.trace.tell(self.now, format_args!("{} starts", name(index)));
+        self.stage.trace.tell(self.stage.now, format_args!("{} starts", name(index)));
         self.step(index, Event::Campaign);
     }
 
@@ -519,18 +481,19 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let draw = self.draw(index);
         let node = &mut self.nodes[index];
         let Some(machine) = &mut node.machine else { return };
-        let monotonic = node.clock.monotonic(self.now);
+        let monotonic = node.clock.monotonic(self.stage.now);
         // Unique by its upper half, random in its lower.
         let nonce = Nonce(
             (u128::from(index as u64 + 1) << NODE_SHIFT)
                 | (u128::from(node.steps) << 64)
                 | u128::from(draw.bits()),
         );
-        let now = Now { monotonic, wall: node.clock.wall(self.now), nonce, healthy: node.unhealthy == 0 };
+        let now =
+            Now { monotonic, wall: node.clock.wall(self.stage.now), nonce, healthy: node.unhealthy == 0 };
         let effects = machine.step(now, event);
         let term = machine.term();
         let wake_at = machine.wake_at();
-        self.trace.mix(self.now << 8 | (index as u64) << 4 | code);
+        self.stage.trace.mix(self.stage.now << 8 | (index as u64) << 4 | code);
         self.judge(index, term);
         for effect in effects {
             match effect {
@@ -553,14 +516,14 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             }
             return;
         }
-        let due = node.clock.moment(wake_at).max(self.now + 1);
+        let due = node.clock.moment(wake_at).max(self.stage.now + 1);
         if node.wake != due {
             node.wake = due;
             node.turn += 1;
             // The machine uses the lower bits.
             let late = ((draw.bits() >> 48) * TIMER_LATE_MAX) >> 16;
             let (node, turn) = (narrow(index), node.turn);
-            self.enter(due + late, Happening::Wake { node, turn });
+            self.stage.enter(due + late, Happening::Wake { node, turn });
         }
     }
 
@@ -578,17 +541,17 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         }
         if C::FENCED {
             let from_send = deadline_from_send(deadline, node.sent.1, node.timing.validity);
-            let stays_over = term_stays_over(self.now, epoch, node.epoch, self.until[index]);
+            let stays_over = term_stays_over(self.stage.now, epoch, node.epoch, self.until[index]);
             let who = |what| format!("{} {what}", name(index));
-            self.check(Rule::DeadlineFromSend, from_send.map_err(who));
-            self.check(Rule::TermStaysOver, stays_over.map_err(who));
+            self.stage.check(Rule::DeadlineFromSend, from_send.map_err(who));
+            self.stage.check(Rule::TermStaysOver, stays_over.map_err(who));
         }
         let node = &mut self.nodes[index];
         (node.deadline, node.epoch) = (Some(deadline), epoch);
         let until = node.clock.moment(deadline);
         self.set_until(index, until);
-        let verdict = at_most_one_leader(self.now, index, &self.until);
-        self.check(Rule::Ld1, verdict);
+        let verdict = at_most_one_leader(self.stage.now, index, &self.until);
+        self.stage.check(Rule::Ld1, verdict);
     }
 
     fn set_until(&mut self, index: usize, until: u64) {
@@ -598,71 +561,73 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
 
     /// Counts the time from now until then as led, instead of what was foreseen before.
     fn count_led_until(&mut self, until: u64) {
-        let until = until.max(self.now);
-        let foreseen = self.led_until.max(self.now);
-        self.outcome.tally.led_nanos = self.outcome.tally.led_nanos + until - foreseen;
+        let until = until.max(self.stage.now);
+        let foreseen = self.led_until.max(self.stage.now);
+        self.stage.outcome.tally.led_nanos = self.stage.outcome.tally.led_nanos + until - foreseen;
         self.led_until = until;
     }
 
     fn hear(&mut self, index: usize, news: News) {
-        let (who, now) = (name(index), self.now);
+        let (who, now) = (name(index), self.stage.now);
         match news {
             News::Elected { epoch, .. } => {
-                self.trace.mix(epoch.0);
-                self.trace.tell(now, format_args!("{who} leads, epoch {epoch}"));
+                self.stage.trace.mix(epoch.0);
+                self.stage.trace.tell(now, format_args!("{who} leads, epoch {epoch}"));
                 self.elected(index, epoch);
             }
-            News::Renewed { .. } => self.trace.note(now, format_args!("{who} renewed")),
+            News::Renewed { .. } => self.stage.trace.note(now, format_args!("{who} renewed")),
             News::Lost(reason) => {
-                self.trace.tell(now, format_args!("{who} lost its term: {}", reason.name()));
+                self.stage.trace.tell(now, format_args!("{who} lost its term: {}", reason.name()));
                 self.nodes[index].standing = false;
                 self.nodes[index].gave_up |= reason == LossReason::Resigned;
                 if self.converged {
-                    self.check(Rule::Ld4, Err(format!("{who} lost its term after all had healed")));
+                    self.stage.check(Rule::Ld4, Err(format!("{who} lost its term after all had healed")));
                 }
                 self.stand_later(index);
             }
             News::Declined => {
-                self.trace.note(now, format_args!("{who} could not have it now"));
+                self.stage.trace.note(now, format_args!("{who} could not have it now"));
                 self.nodes[index].standing = false;
                 self.stand_later(index);
             }
             News::Released { confirmed } => {
-                self.trace.tell(now, format_args!("{who} released, confirmed {confirmed}"));
+                self.stage.trace.tell(now, format_args!("{who} released, confirmed {confirmed}"));
                 self.nodes[index].gave_up = self.nodes[index].told_to_stop;
             }
             News::ResignAsked(_) => {
-                self.trace.tell(now, format_args!("{who} hears that it should hand over"));
+                self.stage.trace.tell(now, format_args!("{who} hears that it should hand over"));
                 let life = self.nodes[index].life;
-                self.enter(now + 1, Happening::Resign { node: narrow(index), life, to: None });
+                self.stage.enter(now + 1, Happening::Resign { node: narrow(index), life, to: None });
             }
-            News::Trouble(trouble) => self.trace.tell(now, format_args!("{who} is troubled: {trouble:?}")),
+            News::Trouble(trouble) => {
+                self.stage.trace.tell(now, format_args!("{who} is troubled: {trouble:?}"))
+            }
             News::Stopped => self.stopped(index),
         }
     }
 
     fn elected(&mut self, index: usize, epoch: Epoch) {
         self.elections += 1;
-        self.outcome.tally.terms += 1;
+        self.stage.outcome.tally.terms += 1;
         let node = &mut self.nodes[index];
         node.term += 1;
         node.gave_up = false;
         node.token = if C::FENCED { u32::try_from(epoch.0).unwrap_or(u32::MAX) } else { self.elections };
         let (term, told_to_stop) = (node.term, node.told_to_stop);
         if told_to_stop {
-            self.check(Rule::StopJoins, Err(format!("{} was elected after its stop", name(index))));
+            self.stage.check(Rule::StopJoins, Err(format!("{} was elected after its stop", name(index))));
         }
         if C::FENCED {
             let verdict = self.epochs.elected(epoch);
-            self.check(Rule::Ld2, verdict);
+            self.stage.check(Rule::Ld2, verdict);
         }
         if let Some(failover) = self.failover.take() {
-            let thousandths = (self.now - failover.at) * 1000 / failover.lease;
+            let thousandths = (self.stage.now - failover.at) * 1000 / failover.lease;
             let thousandths = u32::try_from(thousandths).unwrap_or(u32::MAX);
-            *self.outcome.tally.failovers.entry(thousandths).or_default() += 1;
+            *self.stage.outcome.tally.failovers.entry(thousandths).or_default() += 1;
         }
-        let at = self.now + self.work_draw().below(self.plan.work_every_max);
-        self.enter(at, Happening::Work { node: narrow(index), term });
+        let at = self.stage.now + self.work_draw().below(self.plan.work_every_max);
+        self.stage.enter(at, Happening::Work { node: narrow(index), term });
     }
 
     fn stand_later(&mut self, index: usize) {
@@ -671,26 +636,26 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         }
         let wait = self.draw(index).below(COOL_DOWN_MAX);
         let life = self.nodes[index].life;
-        self.enter(self.now + wait, Happening::Stand { node: narrow(index), life });
+        self.stage.enter(self.stage.now + wait, Happening::Stand { node: narrow(index), life });
     }
 
     fn stopped(&mut self, index: usize) {
-        self.trace.tell(self.now, format_args!("{} stopped", name(index)));
+        self.stage.trace.tell(self.stage.now, format_args!("{} stopped", name(index)));
         let machine = self.nodes[index].machine.as_ref();
         if machine.is_some_and(|machine| !machine.is_stopped() || machine.term().is_some()) {
-            self.check(Rule::StopJoins, Err(format!("{} said it stopped, and did not", name(index))));
+            self.stage.check(Rule::StopJoins, Err(format!("{} said it stopped, and did not", name(index))));
         }
         self.vanish(index);
         let node = &self.nodes[index];
-        let (at, life) = (node.restart_at.max(self.now + 1), node.life);
-        self.enter(at, Happening::Start { node: narrow(index), life });
+        let (at, life) = (node.restart_at.max(self.stage.now + 1), node.life);
+        self.stage.enter(at, Happening::Start { node: narrow(index), life });
     }
 
     // === guarded work ===
 
     fn work(&mut self, index: usize, term: u32) {
         let node = &self.nodes[index];
-        let monotonic = node.clock.monotonic(self.now);
+        let monotonic = node.clock.monotonic(self.stage.now);
         if !node.machine.as_ref().is_some_and(|machine| machine.is_leader(monotonic)) {
             return;
         }
@@ -698,8 +663,8 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
         let mut draw = self.work_draw();
         let (thinks, next) = (draw.below(THINKING_MAX), draw.below(self.plan.work_every_max));
         let node = narrow(index);
-        self.enter(self.now + thinks, Happening::Send { node, life, token });
-        self.enter(self.now + 1 + next, Happening::Work { node, term });
+        self.stage.enter(self.stage.now + thinks, Happening::Send { node, life, token });
+        self.stage.enter(self.stage.now + 1 + next, Happening::Work { node, term });
     }
 
     fn guarded(&mut self, guard: usize, token: u32) {
@@ -709,18 +674,18 @@ impl<'p, C: Candidate, T: Table> World<'p, C, T> {
             0 => Fence::new(self.place.clone(), epoch).admits(self.guards[0].highest),
             _ => self.table.admits(epoch),
         };
-        self.trace.mix(u64::from(token) << 1 | u64::from(admitted));
+        self.stage.trace.mix(u64::from(token) << 1 | u64::from(admitted));
         let what = if admitted { "accepted" } else { "refused" };
-        self.trace.note(self.now, format_args!("  guard {guard} {what} a write of term {token}"));
+        self.stage.trace.note(self.stage.now, format_args!("  guard {guard} {what} a write of term {token}"));
         if !admitted {
-            self.outcome.tally.writes_refused += 1;
+            self.stage.outcome.tally.writes_refused += 1;
             return;
         }
-        self.outcome.tally.writes_accepted += 1;
+        self.stage.outcome.tally.writes_accepted += 1;
         let guard = &mut self.guards[guard];
         guard.highest = guard.highest.max(Some(epoch));
         let verdict = guard.holds.accepted(u64::from(token));
-        self.check(Rule::Ld3, verdict);
+        self.stage.check(Rule::Ld3, verdict);
     }
 }
 

@@ -4,6 +4,8 @@
 pub(crate) mod cdc;
 pub(crate) mod completions;
 pub(crate) mod config;
+pub(crate) mod consumer;
+#[cfg(all(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod demo;
 #[cfg(feature = "postgres")]
 pub(crate) mod dlq;
@@ -19,6 +21,7 @@ use std::process::ExitCode;
 use anyhow::anyhow;
 use tenure_backend::Env;
 
+use self::consumer::{capacity, consume, leases, workers};
 use self::election::{elect, leaders, resign};
 use crate::arguments::{Arguments, Command, Global};
 use crate::context::Context;
@@ -44,7 +47,7 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { global, command } = arguments;
     if global.metrics.is_some() && !command.is_long_running() {
         return Err(misuse(
-            "--metrics is for commands that stay: elect, cdc run, leaders --watch, store watch, stream tail --follow, \
+            "--metrics is for commands that stay: elect, cdc run, consume, leaders --watch, store watch, stream tail --follow, \
              stream put --lines",
         ));
     }
@@ -58,13 +61,17 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Completions(args) => completions::run(&args, &out),
         Command::Man(args) => man::run(&args, &out),
         Command::Config(args) => config::run(&args, load(&global), &out),
+        #[cfg(all(feature = "sqlite", feature = "postgres"))]
         Command::Demo(args) => {
             begin_to_log(&global)?;
             return demo::run(args, global.json).await;
         }
+        #[cfg(all(feature = "sqlite", feature = "postgres"))]
+        Command::DemoMember(args) => return demo::run_member(&args),
+        #[cfg(all(feature = "sqlite", feature = "postgres"))]
         Command::DemoWorker(args) => {
-            begin_to_log(&global)?;
-            return demo::run_worker(args).await;
+            let context = begin_to_tell(load(&global)?, &global, out)?;
+            return demo::run_worker(args, &context).await;
         }
         Command::Doctor(args) => {
             begin_to_log(&global)?;
@@ -95,6 +102,27 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Dlq(args) => {
             let context = begin(load_with(&global, args.flags())?.settings, &global, out, false)?;
             let code = dlq::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+        Command::Consume(args) => {
+            let context = begin_to_tell(load_with(&global, args.flags())?, &global, out)?;
+            return consume::run(*args, &context).await;
+        }
+        Command::Leases(args) => {
+            let context =
+                begin(load_with(&global, args.flags())?.settings, &global, out, args.is_long_running())?;
+            let code = leases::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+        Command::Workers(args) => {
+            let context =
+                begin(load_with(&global, args.flags())?.settings, &global, out, args.is_long_running())?;
+            let code = workers::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
+        Command::Capacity(args) => {
+            let context = begin(load_with(&global, args.flags())?.settings, &global, out, false)?;
+            let code = capacity::run(&context).await?;
             return context.out.flush().map(|()| code);
         }
         Command::Elect(args) => {
@@ -129,7 +157,10 @@ impl Command {
             Self::Cdc(args) => args.only_looks(),
             #[cfg(feature = "postgres")]
             Self::Dlq(args) => args.only_looks(),
-            Self::Leaders(_) | Self::Completions(_) | Self::Man(_) => true,
+            Self::Leases(args) => args.only_looks(),
+            Self::Leaders(_) | Self::Workers(_) | Self::Capacity(_) | Self::Completions(_) | Self::Man(_) => {
+                true
+            }
             _ => false,
         }
     }
@@ -140,9 +171,11 @@ impl Command {
             Self::Store(args) => args.is_long_running(),
             Self::Stream(args) => args.is_long_running(),
             Self::Leaders(args) => args.is_long_running(),
+            Self::Leases(args) => args.is_long_running(),
+            Self::Workers(args) => args.is_long_running(),
             #[cfg(feature = "postgres")]
             Self::Cdc(args) => args.is_long_running(),
-            Self::Elect(_) => true,
+            Self::Elect(_) | Self::Consume(_) => true,
             _ => false,
         }
     }

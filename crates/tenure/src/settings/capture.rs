@@ -33,7 +33,9 @@ pub(crate) struct Capture {
     pub(crate) shard_records_per_s: Option<Text<Amount>>,
     /// Most bytes of them. Default: as the stream says.
     pub(crate) shard_bytes_per_s: Option<Text<Size>>,
-    /// Where large transactions wait for their commit. Default: `/var/tmp`.
+    /// Large transactions come while they run, and wait on our disk for their commit. Default: `false`.
+    pub(crate) streaming: Text<bool>,
+    /// Where those wait. Default: `/var/tmp`.
     pub(crate) spill: Option<PathBuf>,
     /// Most bytes of them. Default: `64GiB`.
     pub(crate) spill_max: Text<Size>,
@@ -63,6 +65,7 @@ impl Default for Capture {
             linger: Text(Duration::from_millis(3)),
             shard_records_per_s: None,
             shard_bytes_per_s: None,
+            streaming: Text(false),
             spill: None,
             spill_max: Text(Size(64 << 30)),
             aggregation: Text(true),

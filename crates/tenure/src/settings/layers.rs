@@ -176,8 +176,8 @@ fn read_file(path: &Path, text: &str, given: &mut BTreeMap<String, (String, Sour
             let value = match value.get_ref() {
                 DeValue::String(value) => value.to_string(),
                 // Numbers and switches need no quotes where they can be meant.
-                DeValue::Integer(number) if key.section == "cdc" => number.to_string(),
-                DeValue::Boolean(switch) if key.section == "cdc" => switch.to_string(),
+                DeValue::Integer(number) if has_numbers(key) => number.to_string(),
+                DeValue::Boolean(switch) if has_numbers(key) => switch.to_string(),
                 value => {
                     let found = value.type_str();
                     return Err(misuse(format!("{place}: {} is a text in quotes, not {found}", key.path())));
@@ -188,6 +188,11 @@ fn read_file(path: &Path, text: &str, given: &mut BTreeMap<String, (String, Sour
         }
     }
     Ok(())
+}
+
+/// Whether numbers and switches are among what a key's section holds.
+fn has_numbers(key: &Key) -> bool {
+    matches!(key.section, "cdc" | "consumer")
 }
 
 fn unknown_section(section: &str) -> String {

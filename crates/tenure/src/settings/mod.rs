@@ -5,6 +5,7 @@
 
 mod address_text;
 mod capture;
+mod consumption;
 mod layers;
 mod template;
 mod text;
@@ -17,6 +18,7 @@ pub(crate) use address_text::AddressText;
 pub(crate) use capture::Capture;
 #[cfg(feature = "postgres")]
 pub(crate) use capture::{Destination, LeadershipKind};
+pub(crate) use consumption::{BalanceBy, Consumption, From, OnFailure};
 pub(crate) use layers::{Flag, Loaded, load};
 pub(crate) use template::{Preset, template};
 
@@ -38,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) postgres: Database,
     /// How they are captured.
     pub(crate) cdc: Capture,
+    /// Who reads the stream, and how.
+    pub(crate) consumer: Consumption,
 }
 
 /// `[store]`.
@@ -160,7 +164,7 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 26] = [
+pub(crate) const KEYS: [Key; 40] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
     Key { section: "election", name: "table" },
@@ -180,6 +184,7 @@ pub(crate) const KEYS: [Key; 26] = [
     Key { section: "cdc", name: "linger" },
     Key { section: "cdc", name: "shard_records_per_s" },
     Key { section: "cdc", name: "shard_bytes_per_s" },
+    Key { section: "cdc", name: "streaming" },
     Key { section: "cdc", name: "spill" },
     Key { section: "cdc", name: "spill_max" },
     Key { section: "cdc", name: "aggregation" },
@@ -187,6 +192,19 @@ pub(crate) const KEYS: [Key; 26] = [
     Key { section: "cdc", name: "retained_warn" },
     Key { section: "cdc", name: "retained_stop" },
     Key { section: "cdc", name: "drain_timeout" },
+    Key { section: "consumer", name: "app" },
+    Key { section: "consumer", name: "worker" },
+    Key { section: "consumer", name: "lease" },
+    Key { section: "consumer", name: "from" },
+    Key { section: "consumer", name: "max_leases" },
+    Key { section: "consumer", name: "enable_dynamic_max_leases" },
+    Key { section: "consumer", name: "max_leases_limit" },
+    Key { section: "consumer", name: "worker_count" },
+    Key { section: "consumer", name: "balance" },
+    Key { section: "consumer", name: "checkpoint_interval" },
+    Key { section: "consumer", name: "buffer_bytes" },
+    Key { section: "consumer", name: "attempts" },
+    Key { section: "consumer", name: "on_failure" },
 ];
 
 impl Key {

@@ -133,7 +133,10 @@ linger = "3ms"
 # Default: as the stream says (Kinesis: 1000, 1MiB)
 # shard_records_per_s = 1000
 # shard_bytes_per_s = "1MiB"
-# Where large transactions wait for their commit, and how much of it may be used. Default: /var/tmp, 64GiB
+# Whether large transactions come while they run, and wait for their commit on our disk instead of the server's.
+# Default: false
+streaming = false
+# Where those wait, and how much of it may be used. Default: /var/tmp, 64GiB
 # spill = "/var/tmp"
 spill_max = "64GiB"
 # Several events in one record, in the aggregated format that Amazon's readers know. Default: true
@@ -146,6 +149,36 @@ retained_warn = "10GiB"
 # retained_stop = "100GiB"
 # How long a planned stop waits for what is under way. Default: 20s
 drain_timeout = "20s"
+
+[consumer]
+# How `tenure consume` reads the stream: workers of one application share its shards.
+# The application, also the name of its lease table in the store. Default: tenure
+app = "tenure"
+# This worker's name, distinct for each process. Default: made of the host, the process and a random number
+# worker = "worker-1"
+# How long a worker keeps its shards without a sign of life; the same for all of an application. Default: 10s
+lease = "10s"
+# Where shards are begun that nobody has read: trim-horizon (the oldest record), latest, or a moment like
+# 2026-11-16T09:30:00Z. Default: trim-horizon
+from = "trim-horizon"
+# Most shards of this worker. Default: no bound
+# max_leases = 20
+# Whether workers agree on that number themselves, in the table STREAM_meta: as many as there are shards for
+# each worker, and never more than the limit. Default: false, 80
+enable_dynamic_max_leases = false
+max_leases_limit = 80
+# How many workers there are meant to be; WORKER_COUNT in the environment says it, too.
+# Default: as many as give signs of life
+# worker_count = 3
+# What shards are shared out by: count, or bytes (as measured). Default: count
+balance = "count"
+# How often progress is stored, and how much is read ahead. Default: 5s, 256MiB
+checkpoint_interval = "5s"
+buffer_bytes = "256MiB"
+# How often a record that fails is tried, and what becomes of it then: stop (its shard stops and is tried
+# again later) or dead_letter (it is stored, see `tenure dlq`, and the shard goes on). Default: 5, stop
+attempts = 5
+on_failure = "stop"
 "##
     )
 }

@@ -45,7 +45,7 @@ fn until(by: Monotonic, mut happened: impl FnMut() -> bool) -> bool {
     happened()
 }
 
-/// Reads the demo's lines until writers and readers are at work.
+/// Reads the demo's lines until changes go all the way.
 fn wait_for_work(demo: &mut Child) {
     let lines = BufReader::new(demo.stdout.as_mut().unwrap()).lines().map_while(Result::ok);
     let mut progress = lines.map(|line| serde_json::from_str::<Value>(&line).unwrap());
@@ -66,17 +66,13 @@ fn a_short_demo_holds_what_it_promises() {
     assert!(output.status.success(), "{last}");
 
     let number = |field: &str| last[field].as_u64().unwrap_or_else(|| panic!("no `{field}` in {last}"));
-    for field in ["lost", "duplicates", "out_of_order", "leader_kills"] {
+    for field in ["lost", "duplicates", "out_of_order"] {
         assert_eq!(number(field), 0, "{field}");
     }
     assert!(number("committed") > 100, "{last}");
     assert_eq!(number("delivered"), number("committed"));
-    assert!(number("races") > 0, "{last}");
-    assert_eq!(number("race_winners"), number("races"));
-    // Six seconds have room for these two; the pause needs more.
-    assert_eq!((number("writer_kills"), number("reshards"), number("worker_pauses")), (1, 1, 0));
-    // The ledger is no mere habit: the killed writer's last round did stand in the stream again.
-    assert!(number("repeats_dropped") > 0, "{last}");
+    // Six seconds have room for these two; the others need more.
+    assert_eq!((number("leader_kills"), number("reshards"), number("worker_pauses")), (1, 1, 0));
     assert!(last["failover_ms_max"].is_u64());
     assert!(lines.iter().any(|line| line["event"] == "progress"));
 
@@ -90,7 +86,8 @@ fn a_signal_ends_it_and_everything_it_started() {
         let temporary = tempfile::tempdir().unwrap();
         let mut demo = demo(temporary.path(), 60).spawn().unwrap();
         wait_for_work(&mut demo);
-        assert_eq!(workers(temporary.path()).len(), 6);
+        // Postgres, two publishers and three workers, at least.
+        assert!(workers(temporary.path()).len() >= 6);
         signal(&demo, asked);
         let by = SystemClock.deadline(END_TIMEOUT);
         assert!(until(by, || demo.try_wait().unwrap().is_some()), "the demo did not end");

@@ -16,13 +16,14 @@ use tenure_stream::identity::Lsn;
 use tokio::task::JoinSet;
 use tokio_postgres::Client;
 
-use super::PATIENCE;
 use super::fleet::{LANES, PIPELINE, Process, Site, Told};
 use super::ledger::{self, Handover};
 use super::plan::{Fault, plan};
 use super::reader::Reader;
-use super::summary::{Summary, percentile};
+use super::summary::Summary;
 use super::workload::{self, Reins, SCHEMA, TABLES, WRITERS, Workload, committed};
+use crate::PATIENCE;
+use crate::percentile;
 
 /// One leads, two stand by.
 const PROCESSES: usize = 3;

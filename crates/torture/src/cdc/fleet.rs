@@ -187,7 +187,8 @@ impl Process {
         command.args(["cdc", "run"]).args(PIPELINE).args(["--lanes", &LANES.to_string()]);
         let url = format!("{postgres_url}&wal_sender_timeout={WAL_SENDER_TIMEOUT}");
         command.args(["--leadership", site.leadership.name()]).env("TENURE__ELECTION__PRESET", "fast");
-        command.args(["--postgres", &url, "--spill"]).arg(site.folder.join("spill"));
+        // So that leaders die with a part of a transaction on their disk, too.
+        command.args(["--postgres", &url, "--streaming", "--spill"]).arg(site.folder.join("spill"));
         command.args(more).stdout(lines).stderr(log);
         let child = command.spawn().context("start tenure cdc run")?;
         Ok(Self { name, child, metrics_port, told: Told::default() })

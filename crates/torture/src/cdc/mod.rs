@@ -17,18 +17,15 @@ mod workload;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::TempDir;
 use tenure_clock::Entropy;
-use tokio::signal::unix::{SignalKind, signal};
 
 use self::faults::World;
 use self::fleet::{Leadership, Site};
+use crate::interrupted;
 
-/// Longer than anything takes on a slow machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// 128 + SIGINT, as shells report it.
 const INTERRUPTED: u8 = 130;
 
@@ -86,18 +83,6 @@ pub(crate) async fn run(args: Args) -> ExitCode {
             ExitCode::FAILURE
         }
     }
-}
-
-async fn interrupted() -> Result<()> {
-    let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
-    let mut hangup = signal(SignalKind::hangup()).context("listen for SIGHUP")?;
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
-        _ = hangup.recv() => {}
-    }
-    Ok(())
 }
 
 /// Whether what is promised held.

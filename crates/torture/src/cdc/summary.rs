@@ -144,24 +144,3 @@ impl Summary {
         Ok(())
     }
 }
-
-/// The value below which this share of the values is, by nearest rank; 0 of nothing.
-pub(crate) fn percentile(values: &[u64], share: f64) -> u64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable();
-    let rank = (share * sorted.len() as f64).ceil() as usize;
-    sorted.get(rank.max(1) - 1).copied().unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn percentiles_are_values_that_occurred() {
-        assert_eq!(percentile(&[], 0.99), 0);
-        assert_eq!(percentile(&[7], 0.5), 7);
-        let values: Vec<u64> = (1..=100).rev().collect();
-        assert_eq!((percentile(&values, 0.5), percentile(&values, 0.99)), (50, 99));
-    }
-}

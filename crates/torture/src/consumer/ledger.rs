@@ -115,17 +115,22 @@ impl Ledger {
             let previous = before.insert(&tenure.shard, tenure);
             let planned = previous.filter(|previous| previous.ended_well);
             verdict.planned_moves += usize::from(planned.is_some());
-            let had: BTreeSet<_> =
-                planned.into_iter().flat_map(|tenure| &tenure.deliveries).map(|(_, record)| *record).collect();
+            let had: BTreeSet<_> = planned
+                .into_iter()
+                .flat_map(|tenure| &tenure.deliveries)
+                .map(|(_, record)| *record)
+                .collect();
             let stored = self.stored_before(tenure);
             for (place, record) in &tenure.deliveries {
                 if stored.is_some_and(|stored| *place <= stored) {
                     verdict.duplicates_beyond_checkpoint += 1;
-                    verdict.example(|| format!("{}: {record:?} came again beyond its checkpoint", tenure.shard));
+                    verdict
+                        .example(|| format!("{}: {record:?} came again beyond its checkpoint", tenure.shard));
                 }
                 if had.contains(record) {
                     verdict.planned_move_duplicates += 1;
-                    verdict.example(|| format!("{}: {record:?} came again after a planned move", tenure.shard));
+                    verdict
+                        .example(|| format!("{}: {record:?} came again after a planned move", tenure.shard));
                 }
                 if !seen.insert(*record) {
                     verdict.duplicates_delivered += 1;
@@ -145,7 +150,10 @@ impl Ledger {
     /// The furthest checkpoint of the shard that was in the table before the tenure began.
     fn stored_before(&self, tenure: &Tenure) -> Option<Place> {
         let of_shard = self.checkpoints.iter().filter(|checkpoint| checkpoint.shard == tenure.shard);
-        of_shard.take_while(|checkpoint| checkpoint.at < tenure.began).map(|checkpoint| checkpoint.place).max()
+        of_shard
+            .take_while(|checkpoint| checkpoint.at < tenure.began)
+            .map(|checkpoint| checkpoint.place)
+            .max()
     }
 
     fn compare_effects(&self, verdict: &mut Verdict) {
@@ -168,7 +176,8 @@ impl Ledger {
             let reached = furthest.entry(shard).or_insert(*place);
             if place < reached {
                 verdict.checkpoints_gone_back += 1;
-                verdict.example(|| format!("{shard}: its checkpoint went back from {reached:?} to {place:?}"));
+                verdict
+                    .example(|| format!("{shard}: its checkpoint went back from {reached:?} to {place:?}"));
             }
             *reached = (*reached).max(*place);
         }
@@ -249,8 +258,8 @@ mod tests {
             },
             |verdict| verdict.duplicates_beyond_checkpoint,
         );
-        check(|ledger| drop(ledger.effects.insert(record(1, 2), 2)), |verdict| verdict.duplicates_after_dedup);
-        check(|ledger| drop(ledger.effects.remove(&record(1, 2))), |verdict| verdict.lost_after_dedup);
+        check(|ledger| _ = ledger.effects.insert(record(1, 2), 2), |verdict| verdict.duplicates_after_dedup);
+        check(|ledger| _ = ledger.effects.remove(&record(1, 2)), |verdict| verdict.lost_after_dedup);
         check(|ledger| ledger.checkpoints.push(checkpoint(13, 20)), |verdict| verdict.checkpoints_gone_back);
     }
 }

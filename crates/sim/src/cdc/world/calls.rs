@@ -131,7 +131,7 @@ impl<P: Pipeline> World<'_, P> {
                 if last_happens {
                     self.take_off(index, call);
                 }
-                self.trace.tell(self.now, format_args!("! {} crashes there", name(index)));
+                self.stage.trace.tell(self.stage.now, format_args!("! {} crashes there", name(index)));
                 self.vanish(index);
                 return false;
             }
@@ -141,7 +141,7 @@ impl<P: Pipeline> World<'_, P> {
     }
 
     fn take_off(&mut self, index: usize, call: Call<P>) {
-        let (now, heal_at) = (self.now, self.plan.course.heal_at);
+        let (now, heal_at) = (self.stage.now, self.plan.course.heal_at);
         let service = call.service();
         let network = self.plan.network;
         let node = &mut self.nodes[index];
@@ -172,36 +172,36 @@ impl<P: Pipeline> World<'_, P> {
             draw,
         });
         let capped = |at: u64| at.min(heal_at.max(now + there));
-        self.enter(by, Happening::GiveUp { flight });
+        self.stage.enter(by, Happening::GiveUp { flight });
         if cut {
             return;
         }
         match fault {
-            None | Some(Fault::Throttled) => self.enter(now + there, Happening::Arrive { flight }),
+            None | Some(Fault::Throttled) => self.stage.enter(now + there, Happening::Arrive { flight }),
             Some(Fault::Failed) => {
                 self.flights[flight as usize].reply = Some(Reply::Failed);
-                self.enter(now + there + back, Happening::Reply { flight });
+                self.stage.enter(now + there + back, Happening::Reply { flight });
             }
             Some(Fault::RequestLost) => {}
             Some(Fault::ReplyLost) => {
                 self.flights[flight as usize].mute = true;
-                self.enter(now + there, Happening::Arrive { flight });
+                self.stage.enter(now + there, Happening::Arrive { flight });
                 if coin & 1 == 1 {
                     // A lost connection is noticed at once, a lost packet only at the time limit.
-                    self.enter(now + there + back, Happening::GiveUp { flight });
+                    self.stage.enter(now + there + back, Happening::GiveUp { flight });
                 }
             }
             Some(Fault::Late) => {
                 let lands = capped(now + there + draw.below(network.late_by_max));
-                self.enter(lands, Happening::Land { flight });
+                self.stage.enter(lands, Happening::Land { flight });
                 if coin & 1 == 1 {
-                    self.enter(now + there + back, Happening::GiveUp { flight });
+                    self.stage.enter(now + there + back, Happening::GiveUp { flight });
                 }
             }
             Some(Fault::Duplicated) => {
                 let lands = capped(now + there + draw.below(network.late_by_max));
-                self.enter(now + there, Happening::Arrive { flight });
-                self.enter(lands, Happening::Land { flight });
+                self.stage.enter(now + there, Happening::Arrive { flight });
+                self.stage.enter(lands, Happening::Land { flight });
             }
             Some(_) => {
                 let slow_by = draw.below(network.slow_by_max);
@@ -211,7 +211,7 @@ impl<P: Pipeline> World<'_, P> {
                     back += slow_by;
                     self.flights[flight as usize].back = back;
                 }
-                self.enter(now + there, Happening::Arrive { flight });
+                self.stage.enter(now + there, Happening::Arrive { flight });
             }
         }
     }
@@ -227,17 +227,17 @@ impl<P: Pipeline> World<'_, P> {
         if self.plan.course.spared_calls.contains(&(index, number)) {
             return None;
         }
-        self.outcome.faults.count(fault);
-        if self.trace.has_lines() {
-            self.outcome.call_faults.push((index, number, fault));
+        self.stage.outcome.faults.count(fault);
+        if self.stage.trace.has_lines() {
+            self.stage.outcome.call_faults.push((index, number, fault));
         }
         Some(fault)
     }
 
     fn tell_call(&mut self, index: usize, call: &Call<P>, fault: Option<Fault>) {
-        let now = self.now;
-        self.trace.mix(now << 4 | call.service() as u64);
-        if !self.trace.has_lines() {
+        let now = self.stage.now;
+        self.stage.trace.mix(now << 4 | call.service() as u64);
+        if !self.stage.trace.has_lines() {
             return;
         }
         let what = match call {
@@ -257,9 +257,9 @@ impl<P: Pipeline> World<'_, P> {
         let telling = !matches!(call, Call::Renew { .. } | Call::Acquire) || !fault.is_empty();
         let text = format!("{} {}{what}{fault}", name(index), call.name());
         if telling {
-            self.trace.tell(now, format_args!("{text}"));
+            self.stage.trace.tell(now, format_args!("{text}"));
         } else {
-            self.trace.note(now, format_args!("{text}"));
+            self.stage.trace.note(now, format_args!("{text}"));
         }
     }
 
@@ -285,7 +285,7 @@ impl<P: Pipeline> World<'_, P> {
         self.flights[flight as usize].reply = Some(reply);
         let cut = self.nodes[index].cut[self.service_of(flight) as usize] > 0;
         if (!mute || failed) && !cut {
-            self.enter(self.now + back, Happening::Reply { flight });
+            self.stage.enter(self.stage.now + back, Happening::Reply { flight });
         }
     }
 
@@ -296,7 +296,7 @@ impl<P: Pipeline> World<'_, P> {
     /// Nobody waits for it any more, or the network brought it once more.
     pub(super) fn land(&mut self, flight: u32) {
         let Some(call) = self.flights[flight as usize].call.take() else { return };
-        self.trace.note(self.now, format_args!("  late: {}", call.name()));
+        self.stage.trace.note(self.stage.now, format_args!("  late: {}", call.name()));
         let _ = self.serve(flight, &call);
         self.flights[flight as usize].call = Some(call);
     }
@@ -312,17 +312,17 @@ impl<P: Pipeline> World<'_, P> {
         }
         match call {
             Call::Acquire => {
-                if self.lock.expires > self.now {
+                if self.lock.expires > self.stage.now {
                     return Reply::Locked(None);
                 }
                 self.lock.epoch += 1;
-                self.lock.expires = self.now + self.plan.lease;
+                self.lock.expires = self.stage.now + self.plan.lease;
                 Reply::Locked(Some(self.lock.epoch))
             }
             Call::Renew { epoch } => {
-                let held = *epoch == self.lock.epoch && self.lock.expires > self.now;
+                let held = *epoch == self.lock.epoch && self.lock.expires > self.stage.now;
                 if held {
-                    self.lock.expires = self.now + self.plan.lease;
+                    self.lock.expires = self.stage.now + self.plan.lease;
                 }
                 Reply::Locked(held.then_some(*epoch))
             }
@@ -370,10 +370,10 @@ impl<P: Pipeline> World<'_, P> {
         let between = self.between();
         let key = record.explicit_hash_key.unwrap_or(HashKey::MIN);
         let (shard, id, sequence) = self.stream.place(key);
-        let tally = &mut self.outcome.tally;
+        let tally = &mut self.stage.outcome.tally;
         for event in Event::read_all(&record.data, between) {
             debug_assert_eq!(self.plan.lanes.hash_key(event.lane), key, "a record is routed by its lane");
-            self.trace.mix(u64::from(event.change));
+            self.stage.trace.mix(u64::from(event.change));
             tally.landed += 1;
             if self.ledger.landed(&event, &self.source) {
                 tally.first += 1;
@@ -391,10 +391,10 @@ impl<P: Pipeline> World<'_, P> {
             }
             self.ledger.consumed(&event, seen);
         }
-        if self.trace.has_lines() {
+        if self.stage.trace.has_lines() {
             let changes =
                 Event::read_all(&record.data, between).map(|event| event.change).collect::<Vec<_>>();
-            self.trace.tell(self.now, format_args!("  landed: {changes:?} in {id}"));
+            self.stage.trace.tell(self.stage.now, format_args!("  landed: {changes:?} in {id}"));
         }
         Put::Stored { shard: id, sequence }
     }
@@ -409,7 +409,8 @@ impl<P: Pipeline> World<'_, P> {
             let reader = &self.nodes[usize::from(session.node)];
             let unreachable = reader.paused > 0 || reader.cut[Service::Postgres as usize] > 0;
             let since = if session.left { session.left_at } else { reader.unreachable_since };
-            let timed_out = (session.left || unreachable) && self.now > since + self.plan.session_timeout;
+            let timed_out =
+                (session.left || unreachable) && self.stage.now > since + self.plan.session_timeout;
             let died = reader.life != session.life;
             if !died && !timed_out && !self.plan.ends_old_session {
                 return Reply::Busy;
@@ -432,8 +433,8 @@ impl<P: Pipeline> World<'_, P> {
             arrived: 0,
         });
         self.deliver(number);
-        let first = self.now + self.session_draw().below(SECOND);
-        self.enter(first, Happening::Keepalive { session: number });
+        let first = self.stage.now + self.session_draw().below(SECOND);
+        self.stage.enter(first, Happening::Keepalive { session: number });
         Reply::Connected(Some(number))
     }
 
@@ -462,11 +463,11 @@ impl<P: Pipeline> World<'_, P> {
         self.flights[flight as usize].over = true;
         let index = usize::from(node);
         let Some(call) = self.flights[flight as usize].call.as_ref() else { return };
-        let unknown = if self.now >= by { Kind::Unknown } else { Kind::Unavailable };
+        let unknown = if self.stage.now >= by { Kind::Unknown } else { Kind::Unavailable };
         match (call, &reply) {
             (Call::Acquire, Reply::Locked(Some(epoch))) => {
                 let epoch = *epoch;
-                if self.nodes[index].until <= self.now && sent_at + self.plan.lease > self.now {
+                if self.nodes[index].until <= self.stage.now && sent_at + self.plan.lease > self.stage.now {
                     self.elected(index, epoch, sent_at);
                 } else {
                     self.campaign_later(index);
@@ -535,15 +536,15 @@ impl<P: Pipeline> World<'_, P> {
     /// CD-6, CP-3 and CP-4, for a call that is about to be sent.
     pub(super) fn judge_call(&mut self, index: usize, records: &[Record]) {
         let node = &self.nodes[index];
-        if node.until <= self.now {
-            self.check(Rule::Cd6, Err(format!("{} sends after its term", name(index))));
+        if node.until <= self.stage.now {
+            self.stage.check(Rule::Cd6, Err(format!("{} sends after its term", name(index))));
         }
         let beside = self.nodes.iter().enumerate();
-        let beside =
-            beside.filter(|(other, node)| *other != index && node.run.is_some() && node.until > self.now);
-        self.outcome.tally.two_leaders += u64::from(beside.count() > 0);
+        let beside = beside
+            .filter(|(other, node)| *other != index && node.run.is_some() && node.until > self.stage.now);
+        self.stage.outcome.tally.two_leaders += u64::from(beside.count() > 0);
         if records.is_empty() {
-            self.check(Rule::Bounded, Err(format!("{} sends a call without records", name(index))));
+            self.stage.check(Rule::Bounded, Err(format!("{} sends a call without records", name(index))));
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::scenario::{Incident, Named, Target, name};
 impl<P: Pipeline> World<'_, P> {
     pub(super) fn begin(&mut self, number: u32) {
         let incident = self.plan.course.incidents[number as usize];
-        let leader = self.nodes.iter().position(|node| node.until > self.now);
+        let leader = self.nodes.iter().position(|node| node.until > self.stage.now);
         let index = match incident.target {
             Target::Node(node) => Some(node % self.nodes.len()),
             Target::Leader => leader,
@@ -27,7 +27,7 @@ impl<P: Pipeline> World<'_, P> {
             Fault::Split => self.stream.split(incident.detail),
             Fault::Merge => self.stream.merge(incident.detail),
             Fault::LockLost => {
-                let held = self.lock.expires > self.now;
+                let held = self.lock.expires > self.stage.now;
                 self.lock.expires = 0;
                 held
             }
@@ -44,22 +44,24 @@ impl<P: Pipeline> World<'_, P> {
         if !befell {
             return;
         }
-        self.outcome.faults.count(incident.fault);
-        self.trace.mix(u64::from(number));
+        self.stage.outcome.faults.count(incident.fault);
+        self.stage.trace.mix(u64::from(number));
         let index = index.unwrap_or(0);
         if concerns_a_node(incident.fault) {
-            self.trace.tell(self.now, format_args!("! {} {}", incident.fault.name(), name(index)));
+            self.stage
+                .trace
+                .tell(self.stage.now, format_args!("! {} {}", incident.fault.name(), name(index)));
         } else {
-            self.trace.tell(self.now, format_args!("! {}", incident.fault.name()));
+            self.stage.trace.tell(self.stage.now, format_args!("! {}", incident.fault.name()));
         }
         self.befell[number as usize] = Some((narrow(index), self.nodes[index].life));
         if lasts(incident.fault) {
-            self.enter(incident.until, Happening::End { incident: number });
+            self.stage.enter(incident.until, Happening::End { incident: number });
         }
     }
 
     fn befall(&mut self, index: usize, incident: &Incident<Fault>) -> bool {
-        let now = self.now;
+        let now = self.stage.now;
         let node = &mut self.nodes[index];
         match incident.fault {
             Fault::Pause if node.up => {
@@ -171,15 +173,15 @@ impl<P: Pipeline> World<'_, P> {
         node.wake = u64::MAX;
         node.turn += 1;
         node.waiting.clear();
-        let (at, life) = (node.restart_at.max(self.now + 1), node.life);
-        self.enter(at, Happening::Start { node: narrow(index), life });
+        let (at, life) = (node.restart_at.max(self.stage.now + 1), node.life);
+        self.stage.enter(at, Happening::Start { node: narrow(index), life });
     }
 
     pub(super) fn end(&mut self, number: u32) {
         let incident = self.plan.course.incidents[number as usize];
         let Some((index, life)) = self.befell[number as usize] else { return };
         let index = usize::from(index);
-        self.trace.tell(self.now, format_args!("! {} is over", incident.fault.name()));
+        self.stage.trace.tell(self.stage.now, format_args!("! {} is over", incident.fault.name()));
         let node = &mut self.nodes[index];
         match incident.fault {
             Fault::StreamOutage => self.stream_outages -= 1,
@@ -216,7 +218,7 @@ impl<P: Pipeline> World<'_, P> {
             self.happen(happening);
         }
         self.drive(index);
-        if self.nodes[index].up && self.nodes[index].until > 0 && self.nodes[index].until <= self.now {
+        if self.nodes[index].up && self.nodes[index].until > 0 && self.nodes[index].until <= self.stage.now {
             self.step_down(index, "its term is over");
         }
     }

@@ -29,12 +29,12 @@ impl<P: Pipeline> World<'_, P> {
             return;
         }
         node.up = true;
-        self.trace.tell(self.now, format_args!("{} starts", name(index)));
+        self.stage.trace.tell(self.stage.now, format_args!("{} starts", name(index)));
         self.campaign(index);
     }
 
     pub(super) fn campaign(&mut self, index: usize) {
-        if self.nodes[index].until <= self.now {
+        if self.nodes[index].until <= self.stage.now {
             self.send(index, Call::Acquire);
         }
     }
@@ -42,7 +42,7 @@ impl<P: Pipeline> World<'_, P> {
     pub(super) fn campaign_later(&mut self, index: usize) {
         let wait = self.draw(index).below(CAMPAIGN_EVERY);
         let life = self.nodes[index].life;
-        self.enter(self.now + wait, Happening::Campaign { node: narrow(index), life });
+        self.stage.enter(self.stage.now + wait, Happening::Campaign { node: narrow(index), life });
     }
 
     /// The lock was granted, for a call that was sent then.
@@ -50,9 +50,9 @@ impl<P: Pipeline> World<'_, P> {
         let node = &mut self.nodes[index];
         (node.epoch, node.until) = (epoch, sent_at + self.plan.lease);
         let life = node.life;
-        self.trace.tell(self.now, format_args!("{} leads, epoch {epoch}", name(index)));
-        let at = self.now + self.plan.lease / 3;
-        self.enter(at, Happening::Renew { node: narrow(index), life, epoch });
+        self.stage.trace.tell(self.stage.now, format_args!("{} leads, epoch {epoch}", name(index)));
+        let at = self.stage.now + self.plan.lease / 3;
+        self.stage.enter(at, Happening::Renew { node: narrow(index), life, epoch });
         self.look(index);
     }
 
@@ -61,18 +61,18 @@ impl<P: Pipeline> World<'_, P> {
         if node.epoch != epoch || node.until == 0 {
             return;
         }
-        if node.until <= self.now {
+        if node.until <= self.stage.now {
             return self.step_down(index, "its term is over");
         }
         let life = node.life;
         self.send(index, Call::Renew { epoch });
-        let at = self.now + self.plan.lease / 3;
-        self.enter(at, Happening::Renew { node: narrow(index), life, epoch });
+        let at = self.stage.now + self.plan.lease / 3;
+        self.stage.enter(at, Happening::Renew { node: narrow(index), life, epoch });
     }
 
     /// The term is over, as the node sees it.
     pub(super) fn step_down(&mut self, index: usize, why: &str) {
-        self.trace.tell(self.now, format_args!("{} steps down: {why}", name(index)));
+        self.stage.trace.tell(self.stage.now, format_args!("{} steps down: {why}", name(index)));
         self.leave(index);
         self.nodes[index].until = 0;
         self.campaign_later(index);
@@ -94,11 +94,11 @@ impl<P: Pipeline> World<'_, P> {
         self.leave(index);
         let wait = self.draw(index).below(wait);
         let attempt = self.nodes[index].attempt;
-        self.enter(self.now + wait, Happening::Look { node: narrow(index), attempt });
+        self.stage.enter(self.stage.now + wait, Happening::Look { node: narrow(index), attempt });
     }
 
     pub(super) fn look(&mut self, index: usize) {
-        if self.nodes[index].until <= self.now {
+        if self.nodes[index].until <= self.stage.now {
             return self.step_down(index, "its term is over");
         }
         self.nodes[index].attempt += 1;
@@ -166,17 +166,17 @@ impl<P: Pipeline> World<'_, P> {
         let row = self.nodes[index].row.clone();
         match start::begin(row.as_ref(), SLOT, slot, server, self.plan.lanes) {
             Err(refusal) => {
-                self.trace.tell(self.now, format_args!("{} halts: {refusal}", name(index)));
-                self.outcome.tally.halts += 1;
+                self.stage.trace.tell(self.stage.now, format_args!("{} halts: {refusal}", name(index)));
+                self.stage.outcome.tally.halts += 1;
                 let stale = row.as_ref().is_some_and(|row| row.era != self.ledger.era());
                 if !self.source.disturbed && !stale {
                     let what = format!("{} halts without a cause: {refusal}", name(index));
-                    self.check(Rule::HaltHasCause, Err(what));
+                    self.stage.check(Rule::HaltHasCause, Err(what));
                 }
                 if !self.operator_called {
                     self.operator_called = true;
                     let takes = SECOND + self.session_draw().below(OPERATOR_TAKES);
-                    self.enter(self.now + takes, Happening::Operator);
+                    self.stage.enter(self.stage.now + takes, Happening::Operator);
                 }
                 self.look_later(index, 2 * SECOND);
             }
@@ -214,16 +214,16 @@ impl<P: Pipeline> World<'_, P> {
         let reads_from = self.sessions[session as usize].start;
         let row = self.nodes[index].row.clone();
         let (confirmed, era) = row.as_ref().map_or((reads_from, Era(1)), |row| (row.lsn, row.era));
-        self.trace.mix(confirmed.0);
-        self.trace.tell(
-            self.now,
+        self.stage.trace.mix(confirmed.0);
+        self.stage.trace.tell(
+            self.stage.now,
             format_args!("{} begins at {confirmed}, reads from {reads_from}, era {}", name(index), era.0),
         );
         if self.sessions[session as usize].alive {
             self.judge_beginning(index, reads_from, era);
         }
-        self.outcome.tally.runs += 1;
-        let now = self.monotonic(index, self.now);
+        self.stage.outcome.tally.runs += 1;
+        let now = self.monotonic(index, self.stage.now);
         let lanes = usize::from(self.plan.lanes.count());
         let limits = Limits { bytes_per_record_max: self.stream.record_bytes_max, ..self.plan.limits };
         let checkpointer = row.map(|row| {
@@ -254,7 +254,7 @@ impl<P: Pipeline> World<'_, P> {
             under: vec![0; lanes],
             meter: ShardMeter::default(),
             sent: vec![None; lanes],
-            row_at: self.now,
+            row_at: self.stage.now,
             row_events: 0,
             writing_events: 0,
         });
@@ -274,7 +274,7 @@ impl<P: Pipeline> World<'_, P> {
                 .settled_below(reads_from, &self.source)
                 .map_err(|what| format!("{who} begins: {what}"))
         };
-        self.check(Rule::Cd5, verdict);
+        self.stage.check(Rule::Cd5, verdict);
     }
 
     // === the row ===
@@ -283,15 +283,15 @@ impl<P: Pipeline> World<'_, P> {
     pub(super) fn apply_row(&mut self, write: &Write) -> bool {
         let before = self.checkpoint();
         let Ok(Some(Effect::Store(item))) = write.decide(&self.spec, self.row.as_ref()) else {
-            self.outcome.tally.rows_refused += 1;
+            self.stage.outcome.tally.rows_refused += 1;
             return false;
         };
         self.row = Some(item);
-        self.outcome.tally.rows += 1;
+        self.stage.outcome.tally.rows += 1;
         let Some(after) = self.checkpoint() else { return true };
-        self.trace.mix(after.lsn.0 ^ after.fence.0 << 40);
-        self.trace.note(
-            self.now,
+        self.stage.trace.mix(after.lsn.0 ^ after.fence.0 << 40);
+        self.stage.trace.note(
+            self.stage.now,
             format_args!("  the row is at {}, era {}, fence {}", after.lsn, after.era.0, after.fence),
         );
         if let Some(before) = before.filter(|before| before.era == after.era)
@@ -301,11 +301,11 @@ impl<P: Pipeline> World<'_, P> {
                 "the row goes from {} of fence {} to {} of fence {}",
                 before.lsn, before.fence, after.lsn, after.fence
             );
-            self.check(Rule::RowForward, Err(what));
+            self.stage.check(Rule::RowForward, Err(what));
         }
         if !self.source.diverged && after.era == self.ledger.era() {
             let verdict = self.ledger.settled_below(after.lsn, &self.source);
-            self.check(Rule::Cd1, verdict.map_err(|what| format!("by the row, {what}")));
+            self.stage.check(Rule::Cd1, verdict.map_err(|what| format!("by the row, {what}")));
         }
         true
     }
@@ -336,8 +336,10 @@ impl<P: Pipeline> World<'_, P> {
             }
             None => Era(1),
         };
-        self.trace.tell(self.now, format_args!("an operator accepts the gap: era {}, from {lsn}", era.0));
-        self.outcome.tally.eras += 1;
+        self.stage
+            .trace
+            .tell(self.stage.now, format_args!("an operator accepts the gap: era {}, from {lsn}", era.0));
+        self.stage.outcome.tally.eras += 1;
         self.ledger.begin_era(era, &self.source);
         self.source.disturbed = false;
         self.source.diverged = false;

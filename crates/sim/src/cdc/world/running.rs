@@ -29,7 +29,7 @@ impl<P: Pipeline> World<'_, P> {
         if !run.feeding {
             run.feeding = true;
             let session = run.session;
-            self.enter(self.now + wait, Happening::Feed { node: narrow(index), session });
+            self.stage.enter(self.stage.now + wait, Happening::Feed { node: narrow(index), session });
         }
     }
 
@@ -53,7 +53,7 @@ impl<P: Pipeline> World<'_, P> {
         self.nodes[index].run = Some(run);
         if !bounded {
             let what = format!("{} has {events} events of {bytes} bytes under way", name(index));
-            self.check(Rule::InflightBounded, Err(what));
+            self.stage.check(Rule::InflightBounded, Err(what));
         }
         if more {
             self.feed_soon(index);
@@ -150,7 +150,7 @@ impl<P: Pipeline> World<'_, P> {
             bytes = Vec::with_capacity(EVENT_BYTES_MIN);
             event.write(0, &mut bytes);
         }
-        let now = self.monotonic(index, self.now);
+        let now = self.monotonic(index, self.stage.now);
         let offer = Offer { lane: change.lane, id, partition_key: PARTITION_KEY, bytes: &bytes, parked };
         run.pipeline.offer(now, offer);
     }
@@ -161,8 +161,8 @@ impl<P: Pipeline> World<'_, P> {
     pub(super) fn drive(&mut self, index: usize) {
         let life = self.nodes[index].life;
         let Some(mut run) = self.nodes[index].run.take() else { return };
-        let leads = self.nodes[index].until > self.now;
-        let now = self.monotonic(index, self.now);
+        let leads = self.nodes[index].until > self.stage.now;
+        let now = self.monotonic(index, self.stage.now);
         let mut dead = false;
         if run.pipeline.asks_for_shards(now) {
             self.tell_shards(index, &mut run);
@@ -216,7 +216,7 @@ impl<P: Pipeline> World<'_, P> {
         let open = if reached { self.stream.open_shards() } else { Vec::new() };
         run.pipeline.shards(&open);
         if reached {
-            run.meter.learn(self.now, open);
+            run.meter.learn(self.stage.now, open);
         }
     }
 
@@ -231,7 +231,7 @@ impl<P: Pipeline> World<'_, P> {
     }
 
     fn set_timer(&mut self, index: usize, due: u64) {
-        let due = due.max(self.now + TIMER_MIN);
+        let due = due.max(self.stage.now + TIMER_MIN);
         if self.nodes[index].wake == due {
             return;
         }
@@ -239,7 +239,7 @@ impl<P: Pipeline> World<'_, P> {
         let node = &mut self.nodes[index];
         (node.wake, node.turn) = (due, node.turn + 1);
         let turn = node.turn;
-        self.enter(due + late, Happening::Wake { node: narrow(index), turn });
+        self.stage.enter(due + late, Happening::Wake { node: narrow(index), turn });
     }
 
     /// Carries out one task; false if the process died of it.
@@ -268,11 +268,11 @@ impl<P: Pipeline> World<'_, P> {
         let Some((first, _)) = Event::read(&record.data) else { return };
         let lane = usize::from(first.lane.0);
         run.under[lane] += 1;
-        let verdict = run.meter.send(self.now, record, &self.plan.settings);
-        self.check(Rule::ShardRate, verdict.map_err(|what| format!("{}: {what}", name(index))));
+        let verdict = run.meter.send(self.stage.now, record, &self.plan.settings);
+        self.stage.check(Rule::ShardRate, verdict.map_err(|what| format!("{}: {what}", name(index))));
         if run.under[lane] > 1 {
             let what = format!("{} has two records of lane {lane} under way", name(index));
-            self.check(Rule::OneUnderWay, Err(what));
+            self.stage.check(Rule::OneUnderWay, Err(what));
         }
         if let Some((change, bytes)) = &run.sent[lane]
             && *change == first.change
@@ -280,7 +280,7 @@ impl<P: Pipeline> World<'_, P> {
             && Event::read(bytes).is_some_and(|(before, _)| before.pointer == first.pointer)
         {
             let what = format!("{} sends change {change} again, and not as it was", name(index));
-            self.check(Rule::SameBytes, Err(what));
+            self.stage.check(Rule::SameBytes, Err(what));
         }
         run.sent[lane] = Some((first.change, record.data.clone()));
     }
@@ -297,7 +297,7 @@ impl<P: Pipeline> World<'_, P> {
             Some((bytes, parked))
         });
         let pointers = pointers.collect();
-        let now = self.monotonic(index, self.now);
+        let now = self.monotonic(index, self.stage.now);
         run.pipeline.replace(now, refused.lane, pointers);
     }
 
@@ -305,13 +305,13 @@ impl<P: Pipeline> World<'_, P> {
         let Some(checkpointer) = &mut run.checkpointer else { return true };
         let Some(row) = self.nodes[index].row.clone() else { return true };
         let (confirmed, events) = (run.pipeline.confirmed(), run.pipeline.settled_events());
-        let now = self.monotonic(index, self.now);
+        let now = self.monotonic(index, self.stage.now);
         let checkpointer = checkpointer.poll(now, confirmed, events, run.stopping);
         let Some(lsn) = checkpointer else { return true };
         let rare = nanos(self.plan.idle_checkpoint_every);
-        if events == run.row_events && !run.stopping && self.now < run.row_at + rare {
+        if events == run.row_events && !run.stopping && self.stage.now < run.row_at + rare {
             let what = format!("{} writes the row for nothing but idle progress", name(index));
-            self.check(Rule::IdleIsRare, Err(what));
+            self.stage.check(Rule::IdleIsRare, Err(what));
         }
         run.writing_events = events;
         let write = self.place.advance(&Checkpoint { lsn, ..row });
@@ -329,8 +329,8 @@ impl<P: Pipeline> World<'_, P> {
         run.told = settled;
         if self.nodes[index].cut[Service::Postgres as usize] == 0 {
             let mut draw = self.session_draw();
-            let at = self.now + self.latency(&mut draw);
-            self.enter(at, Happening::Feedback { session: run.session, lsn: settled });
+            let at = self.stage.now + self.latency(&mut draw);
+            self.stage.enter(at, Happening::Feedback { session: run.session, lsn: settled });
         }
     }
 
@@ -338,7 +338,7 @@ impl<P: Pipeline> World<'_, P> {
 
     pub(super) fn put_answered(&mut self, index: usize, flight: u32, call: P::Call, answer: Answer) {
         let lanes = if P::FENCED { self.lanes_of(flight) } else { Vec::new() };
-        let now = self.monotonic(index, self.now);
+        let now = self.monotonic(index, self.stage.now);
         let Some(run) = &mut self.nodes[index].run else { return };
         for lane in lanes {
             run.under[usize::from(lane.0)] -= 1;
@@ -348,17 +348,17 @@ impl<P: Pipeline> World<'_, P> {
     }
 
     pub(super) fn parked(&mut self, index: usize, lane: Lane, durable: bool) {
-        let now = self.monotonic(index, self.now);
+        let now = self.monotonic(index, self.stage.now);
         let Some(run) = &mut self.nodes[index].run else { return };
         run.pipeline.stored(now, lane, durable);
         self.drive(index);
     }
 
     pub(super) fn row_advanced(&mut self, index: usize, landed: bool, refused: bool) {
-        let (now, at) = (self.monotonic(index, self.now), self.now);
+        let (now, at) = (self.monotonic(index, self.stage.now), self.stage.now);
         let Some(run) = &mut self.nodes[index].run else { return };
         if refused {
-            self.trace.tell(self.now, format_args!("{} may not write the row", name(index)));
+            self.stage.trace.tell(self.stage.now, format_args!("{} may not write the row", name(index)));
             return self.look_later(index, SECOND);
         }
         let Some(checkpointer) = &mut run.checkpointer else { return };

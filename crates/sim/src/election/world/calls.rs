@@ -9,6 +9,7 @@ use super::super::fault::Fault;
 use super::super::story::{Brief, Told};
 use super::super::table::Table;
 use super::{Happening, World, narrow, wide};
+use crate::network::{CallFault, CallFaults, Departure, befalls};
 use crate::node_clock::true_wall;
 use crate::scenario::{Named, name};
 
@@ -48,7 +49,7 @@ pub(super) enum Reading {
 impl<C: Candidate, T: Table> World<'_, C, T> {
     pub(super) fn send(&mut self, index: usize, id: CallId, by: Monotonic, call: Call) {
         if self.nodes[index].call.is_some() {
-            self.check(Rule::OneCall, Err(format!("{} has two calls in flight", name(index))));
+            self.stage.check(Rule::OneCall, Err(format!("{} has two calls in flight", name(index))));
         }
         let attempt = match call {
             Call::Read => None,
@@ -63,101 +64,72 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
         let by = node.clock.moment(by);
         let mut draw = node.call_draws.at(u64::from(node.calls));
         let (number, life, cut) = (node.calls, node.life, node.cut_requests > 0);
-        let mut fault = if self.healed { None } else { self.plan.network.pick(draw.take()) };
-        let (mut there, mut back) = (self.latency(&mut draw), self.latency(&mut draw));
+        let network = &self.plan.network;
+        let fault = if self.healed { None } else { network.pick(draw.take()) };
+        let (there, back) = (network.latency(&mut draw), network.latency(&mut draw));
         let coin = draw.take();
-        if fault.is_some() {
-            fault = self.fault_of_call(index, number, fault, attempt.is_some());
-        }
+        let fault = fault.and_then(|fault| self.fault_of_call(index, number, fault, attempt.is_some()));
         let write = attempt.is_some();
-        let now = self.now;
+        let now = self.stage.now;
         match &attempt {
-            None => self.trace.note(now, format_args!("{} reads", name(index))),
-            Some(attempt) => self.trace.tell(now, format_args!("{} sends {}", name(index), Brief(attempt))),
+            None => self.stage.trace.note(now, format_args!("{} reads", name(index))),
+            Some(attempt) => {
+                self.stage.trace.tell(now, format_args!("{} sends {}", name(index), Brief(attempt)))
+            }
         }
         if let Some(fault) = fault {
-            self.trace.tell(now, format_args!("  .. {}", fault.name()));
+            self.stage.trace.tell(now, format_args!("  .. {}", Fault::of_call(fault).name()));
         }
+        let heal_at = self.plan.course.heal_at;
+        let route = Departure { now, by, heal_at, fault, write, cut, there, back, coin }
+            .route(&self.plan.network, &mut draw);
         let flight = self.take_off(Flight {
             node: narrow(index),
             life,
             id,
             attempt,
             by,
-            back,
-            gives_up: false,
-            replies: true,
+            back: route.back,
+            gives_up: route.given_up.is_some(),
+            replies: route.replies,
             reading: Reading::Lock,
             several_reads: coin & 1 == 1,
             answer: None,
             answered_late: false,
             held: 0,
         });
-        let capped = |at: u64| at.min(self.plan.course.heal_at.max(now + there));
-        // A lost connection is noticed at once, a lost packet only at the time limit.
-        let noticed = if coin & 2 == 2 { by.min(now + there + back) } else { by };
-        if cut {
-            return self.hold(by, Happening::GiveUp { flight }, flight);
+        if let Some(at) = route.fails {
+            self.flight(flight).answer = Some(Answer::Failed);
+            self.hold(at, Happening::Reply { flight }, flight);
         }
-        match fault {
-            None => self.fly(now + there, flight),
-            Some(Fault::Throttled | Fault::Failed) => {
-                self.flight(flight).answer = Some(Answer::Failed);
-                self.hold(by.min(now + there + back), Happening::Reply { flight }, flight);
-            }
-            Some(Fault::RequestLost) => self.hold(by, Happening::GiveUp { flight }, flight),
-            Some(Fault::ReplyLost) => {
-                let arrives = now + there;
-                self.flight(flight).replies = false;
-                self.flight(flight).gives_up = true;
-                self.hold(noticed, Happening::GiveUp { flight }, flight);
-                self.hold(arrives, Happening::Arrive { flight }, flight);
-            }
-            Some(Fault::Late) => {
-                let lands = capped(now + there + draw.below(self.plan.network.late_by_max));
-                self.hold(noticed, Happening::GiveUp { flight }, flight);
-                self.hold(lands, Happening::Land { flight }, flight);
-            }
-            Some(Fault::Duplicated) => {
-                let lands = capped(now + there + draw.below(self.plan.network.late_by_max));
-                self.fly(now + there, flight);
-                self.hold(lands, Happening::Land { flight }, flight);
-            }
-            Some(_) => {
-                let slow_by = draw.below(self.plan.network.slow_by_max);
-                if write && coin & 4 == 4 {
-                    there = capped(now + there + slow_by) - now;
-                } else {
-                    back += slow_by;
-                    self.flight(flight).back = back;
-                }
-                self.fly(now + there, flight);
-            }
+        if let Some(at) = route.given_up {
+            self.hold(at, Happening::GiveUp { flight }, flight);
+        }
+        if let Some(at) = route.arrives {
+            self.fly(at, flight);
+        }
+        if let Some(at) = route.lands {
+            self.hold(at, Happening::Land { flight }, flight);
         }
     }
 
     /// The fault that this call meets after all: not every fault can befall a read.
-    pub(super) fn fault_of_call(
+    fn fault_of_call(
         &mut self,
         index: usize,
         number: u32,
-        fault: Option<Fault>,
+        fault: CallFault,
         write: bool,
-    ) -> Option<Fault> {
-        let fault = match fault? {
-            Fault::Late if !write => Fault::RequestLost,
-            Fault::Duplicated if !write => return None,
-            fault => fault,
-        };
-        if self.plan.course.spared_calls.contains(&(index, number)) {
-            return None;
-        }
-        self.outcome.faults.count(fault);
+    ) -> Option<CallFault> {
+        let met =
+            befalls(fault, write).filter(|_| !self.plan.course.spared_calls.contains(&(index, number)))?;
+        let fault = Fault::of_call(met);
+        self.stage.outcome.faults.count(fault);
         self.failover = None;
-        if self.trace.has_lines() {
-            self.outcome.call_faults.push((index, number, fault));
+        if self.stage.trace.has_lines() {
+            self.stage.outcome.call_faults.push((index, number, fault));
         }
-        Some(fault)
+        Some(met)
     }
 
     /// On its way to the store; should it be there only after the time limit, its caller gives up.
@@ -195,7 +167,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             match self.read(flight) {
                 Some(rows) => self.flight(flight).answer = Some(Answer::Rows(rows)),
                 None => {
-                    let at = self.now + 2 * self.flight(flight).back;
+                    let at = self.stage.now + 2 * self.flight(flight).back;
                     self.fly(at, flight);
                     return self.release(flight);
                 }
@@ -216,7 +188,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             Reading::LockAgain(fence) => (self.table.lock(), fence),
             Reading::Lock => (self.table.lock(), None),
         };
-        self.trace.mix(lock.as_ref().and_then(|lock| lock.rvn).map_or(0, |rvn| rvn.0 as u64));
+        self.stage.trace.mix(lock.as_ref().and_then(|lock| lock.rvn).map_or(0, |rvn| rvn.0 as u64));
         match (lock, reading) {
             (Some(lock), _) => Some(Rows { lock: Some(lock), fence: None }),
             (None, Reading::Lock) if several_reads => {
@@ -230,7 +202,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
 
     pub(super) fn send_back(&mut self, flight: u32, node: usize) {
         let cut = self.nodes[node].cut_replies > 0;
-        let now = self.now;
+        let now = self.stage.now;
         let Flight { back, by, replies, .. } = self.flight(flight);
         let (at, by) = (now + *back, *by);
         if !*replies || cut {
@@ -255,15 +227,15 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
         let Some(attempt) = self.flight(flight).attempt.take() else { return Answer::Failed };
         let answer = self.table.write(&attempt);
         let applied = matches!(answer, Answer::Applied { .. });
-        self.trace.mix(attempt.nonce().0 as u64 ^ u64::from(applied));
-        self.trace.tell(self.now, format_args!("  store {} {}", Brief(&attempt), Told(&answer)));
+        self.stage.trace.mix(attempt.nonce().0 as u64 ^ u64::from(applied));
+        self.stage.trace.tell(self.stage.now, format_args!("  store {} {}", Brief(&attempt), Told(&answer)));
         if applied && C::FENCED {
             let Flight { node, life, .. } = *self.flight(flight);
-            let verdict = self.history.landed(self.now, (node, life), &attempt);
-            self.check(Rule::ReleaseStays, verdict);
+            let verdict = self.history.landed(self.stage.now, (node, life), &attempt);
+            self.stage.check(Rule::ReleaseStays, verdict);
             if let Attempt::Acquire(acquire) = &attempt {
                 let verdict = self.epochs.landed(acquire.epoch);
-                self.check(Rule::Ld2, verdict);
+                self.stage.check(Rule::Ld2, verdict);
             }
         }
         self.flight(flight).attempt = Some(attempt);
@@ -289,7 +261,9 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             }
             to.call = None;
             let answer = self.flight(flight).answer.take().unwrap_or(Answer::Failed);
-            self.trace.note(self.now, format_args!("{} is answered: {}", name(node), Told(&answer)));
+            self.stage
+                .trace
+                .note(self.stage.now, format_args!("{} is answered: {}", name(node), Told(&answer)));
             self.step(node, Event::Answered(id, answer));
         }
         self.release(flight);
@@ -307,7 +281,9 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             let in_flight = self.flight(flight);
             let given_up = if in_flight.attempt.is_some() { Answer::Unknown } else { Answer::Failed };
             let answer = in_flight.answer.take().filter(|_| answered_late).unwrap_or(given_up);
-            self.trace.note(self.now, format_args!("{} gives up waiting: {}", name(node), Told(&answer)));
+            self.stage
+                .trace
+                .note(self.stage.now, format_args!("{} gives up waiting: {}", name(node), Told(&answer)));
             self.step(node, Event::Answered(id, answer));
         }
         self.release(flight);
@@ -316,18 +292,18 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
     /// Judges a write as it is sent, by what its sender could know at best.
     pub(super) fn judge_write(&mut self, index: usize, attempt: &Attempt) {
         match attempt {
-            Attempt::Acquire(_) => self.outcome.tally.claims += 1,
-            Attempt::Renew(_) | Attempt::Release(_) => self.outcome.tally.leader_writes += 1,
+            Attempt::Acquire(_) => self.stage.outcome.tally.claims += 1,
+            Attempt::Renew(_) | Attempt::Release(_) => self.stage.outcome.tally.leader_writes += 1,
         }
         if !C::FENCED {
             return;
         }
         let node = &mut self.nodes[index];
         if node.sent.0 != attempt.nonce() {
-            node.sent = (attempt.nonce(), node.clock.monotonic(self.now));
+            node.sent = (attempt.nonce(), node.clock.monotonic(self.stage.now));
         }
         let node = &self.nodes[index];
-        let leads = self.until[index] > self.now;
+        let leads = self.until[index] > self.stage.now;
         let (who, process) = (name(index), (narrow(index), node.life));
         let (verb, healthy) = match attempt {
             Attempt::Acquire(_) => ("claims", node.unhealthy == 0),
@@ -340,30 +316,32 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
                 let own = over.and_then(|over| over.rvn).is_some_and(|rvn| node.wrote(index, rvn));
                 let expired = node.timing.skew.is_some_and(|bound| {
                     let bound_millis = i64::try_from(bound.as_millis()).unwrap_or(i64::MAX);
-                    let past =
-                        |ttl: i64| true_wall(self.now).as_millis() >= ttl * 1000 + 1000 + bound_millis / 2;
+                    let past = |ttl: i64| {
+                        true_wall(self.stage.now).as_millis() >= ttl * 1000 + 1000 + bound_millis / 2
+                    };
                     // An absent row was swept, because it was past.
                     over.is_none_or(|over| past(over.ttl))
                 });
-                let verdict = self.history.claim_has_cause(self.now, process, acquire, own, expired);
-                self.check(Rule::ClaimHasCause, verdict.map_err(|what| format!("{who} {what}")));
+                let verdict = self.history.claim_has_cause(self.stage.now, process, acquire, own, expired);
+                self.stage.check(Rule::ClaimHasCause, verdict.map_err(|what| format!("{who} {what}")));
                 if leads {
-                    self.check(Rule::WriteHasCause, Err(format!("{who} claims what it leads")));
+                    self.stage.check(Rule::WriteHasCause, Err(format!("{who} claims what it leads")));
                 }
             }
             Attempt::Renew(_) => {
                 if !leads {
-                    self.check(Rule::WriteHasCause, Err(format!("{who} renews without a term")));
+                    self.stage.check(Rule::WriteHasCause, Err(format!("{who} renews without a term")));
                 }
             }
             Attempt::Release(_) => {
                 if !node.gave_up {
-                    self.check(Rule::WriteHasCause, Err(format!("{who} releases what it did not give up")));
+                    self.stage
+                        .check(Rule::WriteHasCause, Err(format!("{who} releases what it did not give up")));
                 }
             }
         }
         if !healthy {
-            self.check(Rule::HealthGates, Err(format!("{who} {verb} and is unhealthy")));
+            self.stage.check(Rule::HealthGates, Err(format!("{who} {verb} and is unhealthy")));
         }
     }
 
@@ -386,7 +364,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
 
     pub(super) fn hold(&mut self, at: u64, happening: Happening, flight: u32) {
         self.flight(flight).held += 1;
-        self.enter(at, happening);
+        self.stage.enter(at, happening);
     }
 
     pub(super) fn release(&mut self, flight: u32) {

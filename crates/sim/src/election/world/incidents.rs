@@ -18,7 +18,7 @@ const FIVE_YEARS_SECONDS: i64 = 5 * 366 * 86_400;
 impl<C: Candidate, T: Table> World<'_, C, T> {
     pub(super) fn begin(&mut self, number: u32) {
         let incident = self.plan.course.incidents[number as usize];
-        let leader = self.until.iter().position(|until| *until > self.now);
+        let leader = self.until.iter().position(|until| *until > self.stage.now);
         let index = match incident.target {
             Target::Node(node) => Some(node),
             Target::Leader => leader,
@@ -36,26 +36,28 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             _ => index.filter(|index| self.befall(*index, &incident)),
         };
         let Some(index) = befell else { return };
-        self.outcome.faults.count(incident.fault);
-        self.trace.mix(u64::from(number));
+        self.stage.outcome.faults.count(incident.fault);
+        self.stage.trace.mix(u64::from(number));
         if concerns_a_node(incident.fault) {
-            self.trace.tell(self.now, format_args!("! {} {}", incident.fault.name(), name(index)));
+            self.stage
+                .trace
+                .tell(self.stage.now, format_args!("! {} {}", incident.fault.name(), name(index)));
         } else {
-            self.trace.tell(self.now, format_args!("! {}", incident.fault.name()));
+            self.stage.trace.tell(self.stage.now, format_args!("! {}", incident.fault.name()));
         }
         self.befell[number as usize] = Some((narrow(index), self.nodes[index].life));
         if lasts(incident.fault) {
-            self.enter(incident.until, Happening::End { incident: number });
+            self.stage.enter(incident.until, Happening::End { incident: number });
         }
         if incident.fault == Fault::Crash {
             let life = self.nodes[index].life;
-            self.enter(incident.until, Happening::Start { node: narrow(index), life });
+            self.stage.enter(incident.until, Happening::Start { node: narrow(index), life });
         }
     }
 
     /// Something happens to one node; false if it cannot, as things are.
     pub(super) fn befall(&mut self, index: usize, incident: &Incident<Fault>) -> bool {
-        let leads = self.until[index] > self.now;
+        let leads = self.until[index] > self.stage.now;
         let bit = 1 << index;
         let node = &mut self.nodes[index];
         let runs = node.machine.is_some();
@@ -71,7 +73,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             Fault::Stop if runs && !node.stopping => {
                 node.stopping = true;
                 node.restart_at = incident.until;
-                self.enter(self.now, Happening::Halt { node: who, life });
+                self.stage.enter(self.stage.now, Happening::Halt { node: who, life });
             }
             Fault::Partition => {
                 node.cut_requests += 1;
@@ -81,10 +83,12 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             Fault::RepliesDropped => node.cut_replies += 1,
             Fault::Unhealthy => node.unhealthy += 1,
             Fault::WallStep => node.clock.skew_millis = incident.detail.cast_signed(),
-            Fault::Resign if runs => self.enter(self.now, Happening::Resign { node: who, life, to: None }),
+            Fault::Resign if runs => {
+                self.stage.enter(self.stage.now, Happening::Resign { node: who, life, to: None })
+            }
             Fault::ResignTo if runs => {
                 let to = if incident.detail.is_multiple_of(8) { NOBODY } else { narrow((index + 1) % NODES) };
-                self.enter(self.now, Happening::Resign { node: who, life, to: Some(to) });
+                self.stage.enter(self.stage.now, Happening::Resign { node: who, life, to: Some(to) });
             }
             _ => return false,
         }
@@ -109,11 +113,11 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
         let watchers = others.map(|(index, _)| 1 << index).sum::<u8>();
         let lease = nanos(self.nodes[crashed].timing.lease);
         self.failover =
-            (watchers != 0 && self.outages == 0).then_some(Failover { at: self.now, lease, watchers });
+            (watchers != 0 && self.outages == 0).then_some(Failover { at: self.stage.now, lease, watchers });
     }
 
     pub(super) fn reap(&mut self) -> bool {
-        let wall = true_wall(self.now).as_seconds();
+        let wall = true_wall(self.stage.now).as_seconds();
         let past = self.table.ttl().is_some_and(|ttl| ttl < wall && ttl > wall - FIVE_YEARS_SECONDS);
         past && self.delete()
     }
@@ -124,7 +128,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
             return false;
         }
         self.failover = None;
-        self.history.deleted(self.now, epoch.unwrap_or(Epoch(0)));
+        self.history.deleted(self.stage.now, epoch.unwrap_or(Epoch(0)));
         true
     }
 
@@ -132,7 +136,7 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
         let incident = self.plan.course.incidents[number as usize];
         let Some((index, life)) = self.befell[number as usize] else { return };
         let index = usize::from(index);
-        self.trace.tell(self.now, format_args!("! {} is over", incident.fault.name()));
+        self.stage.trace.tell(self.stage.now, format_args!("! {} is over", incident.fault.name()));
         let node = &mut self.nodes[index];
         match incident.fault {
             Fault::Outage => self.outages -= 1,
@@ -156,15 +160,15 @@ impl<C: Candidate, T: Table> World<'_, C, T> {
     /// A node goes on where it stood: LD-1 is judged before anything reaches it.
     pub(super) fn resume(&mut self, index: usize, timer_first: bool) {
         let node = &mut self.nodes[index];
-        let monotonic = node.clock.monotonic(self.now);
+        let monotonic = node.clock.monotonic(self.stage.now);
         let says = node.machine.as_ref().is_some_and(|machine| machine.is_leader(monotonic));
         let waiting = std::mem::take(&mut node.waiting);
-        if says != (self.until[index] > self.now) {
+        if says != (self.until[index] > self.stage.now) {
             let what = format!("{} resumes and says {says} of its leading", name(index));
-            self.check(Rule::Ld1, Err(what));
+            self.stage.check(Rule::Ld1, Err(what));
         }
-        let verdict = at_most_one_leader(self.now, index, &self.until);
-        self.check(Rule::Ld1, verdict);
+        let verdict = at_most_one_leader(self.stage.now, index, &self.until);
+        self.stage.check(Rule::Ld1, verdict);
         if timer_first {
             self.step(index, Event::Wake);
         }

@@ -90,7 +90,11 @@ pub(super) struct Args {
     #[arg(long, value_name = "SIZE")]
     shard_bytes_per_s: Option<String>,
 
-    /// Where large transactions wait for their commit [default: /var/tmp]
+    /// Have large transactions while they run, and keep them on our disk until they commit, not on the server's
+    #[arg(long)]
+    streaming: bool,
+
+    /// Where those wait for their commit [default: /var/tmp]
     #[arg(long, value_name = "DIR")]
     spill: Option<String>,
 
@@ -156,6 +160,7 @@ impl Args {
                 flag("--linger", "cdc.linger", self.linger.as_ref()),
                 flag("--shard-records-per-s", "cdc.shard_records_per_s", self.shard_records_per_s.as_ref()),
                 flag("--shard-bytes-per-s", "cdc.shard_bytes_per_s", self.shard_bytes_per_s.as_ref()),
+                flag("--streaming", "cdc.streaming", self.streaming.then_some(&yes)),
                 flag("--spill", "cdc.spill", self.spill.as_ref()),
                 flag("--spill-max", "cdc.spill_max", self.spill_max.as_ref()),
                 flag("--no-aggregation", "cdc.aggregation", self.no_aggregation.then_some(&no)),
@@ -212,7 +217,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         store,
         table: context.settings.election.table.clone(),
         source,
-        instance: instance(context)?,
+        instance: crate::instance::name(&context.env)?,
         digest: sha256(serde_json::to_string(&context.settings)?.as_bytes())[..12].to_owned(),
     };
     let run = Run {
@@ -262,6 +267,7 @@ fn settings(context: &Context, lanes: Lanes) -> anyhow::Result<PipelineSettings>
         PipelineSettings::new(source, super::slot(context)?, super::publications(context)?, lanes);
     settings.table = context.settings.election.table.as_str().into();
     settings.messages = cdc.messages.0;
+    settings.streaming = cdc.streaming.0;
     settings.publisher.inflight_events_max = cdc.inflight_events.0.0 as usize;
     settings.publisher.inflight_bytes_max = usize::try_from(cdc.inflight_bytes.0.0).unwrap_or(usize::MAX);
     settings.publisher.linger = cdc.linger.0;
@@ -296,13 +302,6 @@ fn leadership(context: &Context) -> LeadershipBy {
             LeadershipBy::Store(ElectionSettings { table, ..preset })
         }
     }
-}
-
-/// Distinct for each process.
-fn instance(context: &Context) -> anyhow::Result<String> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").context("read the host's name")?;
-    let random = context.env.entropy.u64() & 0xffff;
-    Ok(format!("{}-{}-{random:04x}", host.trim(), std::process::id()))
 }
 
 async fn end_of_log(context: &Context, endpoint: &Endpoint) -> anyhow::Result<Lsn> {

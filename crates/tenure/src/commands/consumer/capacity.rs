@@ -14,6 +14,9 @@ use crate::settings::Flag;
 
 /// How many leases a worker may hold.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  tenure capacity explain")]
 pub(crate) struct Args {
     #[command(subcommand)]
     verb: Verb,
@@ -72,7 +75,9 @@ fn as_json(told: &Explanation, is_dynamic: bool) -> serde_json::Value {
 
 fn as_text(told: &Explanation) -> String {
     let mut lines = vec![match told.cap {
-        Some(cap) => format!("A worker of `{}` may hold {}: {}.", told.app, counted(cap.value, "lease"), cap.why),
+        Some(cap) => {
+            format!("A worker of `{}` may hold {}: {}.", told.app, counted(cap.value, "lease"), cap.why)
+        }
         None => format!(
             "Nothing can be said of `{}` yet: no worker has run with enable_dynamic_max_leases on stream `{}`.",
             told.app, told.stream
@@ -91,7 +96,10 @@ fn as_text(told: &Explanation) -> String {
             one_line(&row.last_update_time),
         ));
     }
-    lines.extend(told.demand.map(|demand| format!("  {} to be read, closed shards included", counted(demand, "lease"))));
+    lines.extend(
+        told.demand
+            .map(|demand| format!("  {} to be read, closed shards included", counted(demand, "lease"))),
+    );
     lines.extend(told.alarms.iter().map(|alarm| format!("  alarm: {}", one_line(&alarm.to_string()))));
     lines.join("\n")
 }

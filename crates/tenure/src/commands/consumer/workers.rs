@@ -58,8 +58,10 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let look = async |by| survey(&*store, by, stream.name(), app, &settings).await;
     if args.watch {
         let again = async || look(context.by()).await;
-        return looking::until_asked_to_end(context, app, args.interval, again, |found| show(&found, context))
-            .await;
+        return looking::until_asked_to_end(context, app, args.interval, again, |found| {
+            show(&found, context)
+        })
+        .await;
     }
     let found = context.look(look).await.map_err(misuse_if_invalid);
     show(&found.context("read the workers' table")?, context)?;
@@ -144,7 +146,8 @@ impl Line {
     }
 
     fn cells(&self) -> [String; 9] {
-        let or_dash = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        let or_dash =
+            |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
         [
             one_line(&self.worker_id),
             self.max_leases_per_worker.to_string(),

@@ -1,39 +1,35 @@
 //! The processes of the demo: started from this very binary, heard by a pipe, ended for certain.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
-use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use tenure_clock::{Clock, Monotonic, SystemClock, within};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::mpsc;
 
-use super::wire::Report;
+use super::wire::Line;
 
-/// Reports that may wait to be read; then the pipes fill, and then the workers wait.
-const REPORTS_MAX: usize = 1024;
+/// Lines that may wait to be read; then the pipes fill, and then the processes wait.
+const LINES_MAX: usize = 1024;
 
-/// How long a worker may take to open the files, on a busy machine.
-const START_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Bytes of a worker's log that are shown when it failed.
+/// Bytes of a process's log that are shown when it failed.
 const LOG_BYTES_MAX: usize = 2000;
 
 /// What a process does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Role {
-    Racer,
-    Writer,
-    Reader,
+    Publisher,
+    Worker,
 }
 
-/// Which process: `reader-2`.
+/// Which process: `worker-2`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name {
     pub role: Role,
@@ -41,38 +37,23 @@ pub(super) struct Name {
 }
 
 impl Name {
-    pub(super) const fn racer(number: u32) -> Self {
-        Self { role: Role::Racer, number }
+    pub(super) const fn publisher(number: u32) -> Self {
+        Self { role: Role::Publisher, number }
     }
 
-    pub(super) const fn writer(number: u32) -> Self {
-        Self { role: Role::Writer, number }
-    }
-
-    pub(super) const fn reader(number: u32) -> Self {
-        Self { role: Role::Reader, number }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Racer => "racer",
-            Self::Writer => "writer",
-            Self::Reader => "reader",
-        })
+    pub(super) const fn worker(number: u32) -> Self {
+        Self { role: Role::Worker, number }
     }
 }
 
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.role, self.number)
+        let role = match self.role {
+            Role::Publisher => "publisher",
+            Role::Worker => "worker",
+        };
+        write!(f, "{role}-{}", self.number)
     }
-}
-
-/// The file that all processes share.
-pub(super) fn shared_file(dir: &Path) -> PathBuf {
-    dir.join("demo.db")
 }
 
 /// Ties this process to the life of the one that started it, however that ends.
@@ -83,7 +64,7 @@ pub(super) fn die_with(parent: i32) -> Result<()> {
     Ok(())
 }
 
-/// What came from a worker, and when.
+/// What came from a process, and when.
 pub(super) struct Heard {
     pub who: Name,
     pub at: Monotonic,
@@ -91,7 +72,7 @@ pub(super) struct Heard {
 }
 
 pub(super) enum What {
-    Said(Report),
+    Said(Line),
     /// Its standard output ended: it has ended, or will at once.
     Closed,
 }
@@ -100,103 +81,78 @@ pub(super) enum What {
 pub(super) struct Crew {
     dir: PathBuf,
     members: BTreeMap<Name, Member>,
-    reports: mpsc::Receiver<Heard>,
-    reporting: mpsc::Sender<Heard>,
+    lines: mpsc::Receiver<Heard>,
+    hearing: mpsc::Sender<Heard>,
 }
 
 struct Member {
     child: Child,
     pid: Pid,
-    /// Closing it asks the process to end.
-    orders: Option<ChildStdin>,
 }
 
 impl Crew {
     /// Nobody yet; everybody will work in `dir`.
     pub(super) fn new(dir: &Path) -> Self {
-        let (reporting, reports) = mpsc::channel(REPORTS_MAX);
-        Self { dir: dir.to_owned(), members: BTreeMap::new(), reports, reporting }
+        let (hearing, lines) = mpsc::channel(LINES_MAX);
+        Self { dir: dir.to_owned(), members: BTreeMap::new(), lines, hearing }
     }
 
-    /// Starts a process. `from` is the first number of a writer.
-    pub(super) fn start(&mut self, who: Name, from: u64) -> Result<()> {
+    /// Starts `tenure` with these arguments.
+    pub(super) fn start(&mut self, who: Name, arguments: &[OsString]) -> Result<()> {
         let log = File::create(self.log_of(who)).context("make a log file")?;
-        // The running binary itself, even if its file was replaced meanwhile by a new build.
-        let mut child = Command::new("/proc/self/exe")
-            .arg0("tenure")
-            .arg("demo-worker")
-            .args(["--role", &who.role.to_string()])
-            .args(["--number", &who.number.to_string()])
-            .args(["--parent", &std::process::id().to_string()])
-            .args(["--from", &from.to_string()])
-            .arg("--file")
-            .arg(shared_file(&self.dir))
-            .stdin(Stdio::piped())
+        let mut child = self
+            .tenure(arguments)
             .stdout(Stdio::piped())
             .stderr(log)
-            // Ctrl-C is for the parent, which then ends the others in order.
-            .process_group(0)
-            .kill_on_drop(true)
             .spawn()
             .with_context(|| format!("start {who}"))?;
         let pid =
             child.id().and_then(|id| Pid::from_raw(id.cast_signed())).context("a process without an id")?;
         let output = child.stdout.take().context("a process without standard output")?;
-        tokio::spawn(listen(who, output, self.reporting.clone()));
-        let orders = child.stdin.take();
-        self.members.insert(who, Member { child, pid, orders });
+        tokio::spawn(listen(who, output, self.hearing.clone()));
+        self.members.insert(who, Member { child, pid });
         Ok(())
     }
 
-    /// Starts processes and waits until each has opened the files.
-    pub(super) async fn start_all(&mut self, names: &[Name]) -> Result<()> {
-        for who in names {
-            self.start(*who, 1)?;
-        }
-        let by = SystemClock.deadline(START_TIMEOUT);
-        for _ in names {
-            let heard = self.next_by(by).await.context("wait for processes to open the files")?;
-            match heard.what {
-                What::Said(Report::Ready) => {}
-                What::Said(other) => bail!("{} began with {other:?}", heard.who),
-                What::Closed => return Err(self.failure_of(heard.who).await),
+    /// Runs `tenure` with these arguments to its end.
+    pub(super) async fn call(&self, arguments: &[OsString]) -> Result<()> {
+        let output = self.tenure(arguments).output().await.context("run tenure")?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr).trim());
+        Ok(())
+    }
+
+    fn tenure(&self, arguments: &[OsString]) -> Command {
+        // The running binary itself, even if its file was replaced meanwhile by a new build.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("tenure").arg("demo-member").args(["--parent", &std::process::id().to_string()]);
+        command.arg("--").args(arguments);
+        for (name, _) in std::env::vars_os() {
+            // Settings of the user's own are not for the demo.
+            if name.to_string_lossy().starts_with("TENURE_") {
+                command.env_remove(name);
             }
         }
-        Ok(())
+        // Ctrl-C is for the parent, which then ends the others in order.
+        command.current_dir(&self.dir).stdin(Stdio::null()).process_group(0).kill_on_drop(true);
+        command
     }
 
-    /// The next thing a worker says.
+    /// The next thing that one says.
     ///
     /// # Cancel safety
     /// Nothing is lost.
     pub(super) async fn next(&mut self) -> Heard {
         loop {
             // The crew holds a sender, so the channel stays open.
-            if let Some(heard) = self.reports.recv().await {
+            if let Some(heard) = self.lines.recv().await {
                 return heard;
             }
         }
     }
 
     /// As [`Crew::next`], but not for ever.
-    pub(super) async fn next_by(&mut self, by: Monotonic) -> Result<Heard> {
-        within(&SystemClock, by, self.next()).await.map_err(|_| {
-            anyhow::anyhow!("no process answered in time: the machine or its disk is overloaded")
-        })
-    }
-
-    /// Gives a worker an order.
-    pub(super) async fn order(&mut self, who: Name, order: &str) -> Result<()> {
-        let orders = self.members.get_mut(&who).and_then(|member| member.orders.as_mut());
-        let orders = orders.with_context(|| format!("{who} takes no orders"))?;
-        orders.write_all(format!("{order}\n").as_bytes()).await.with_context(|| format!("order {who}"))
-    }
-
-    /// Asks a worker to end in its own time.
-    pub(super) fn ask_to_end(&mut self, who: Name) {
-        if let Some(member) = self.members.get_mut(&who) {
-            member.orders = None;
-        }
+    pub(super) async fn next_by(&mut self, by: Monotonic) -> Option<Heard> {
+        within(&SystemClock, by, self.next()).await.ok()
     }
 
     /// Sends a signal.
@@ -205,13 +161,13 @@ impl Crew {
         kill_process(member.pid, signal).with_context(|| format!("signal {who}"))
     }
 
-    /// Waits for a worker whose output has closed, and forgets it.
+    /// Waits for one whose output has closed, and forgets it.
     pub(super) async fn bury(&mut self, who: Name) -> Result<ExitStatus> {
         let mut member = self.members.remove(&who).with_context(|| format!("{who} does not run"))?;
         member.child.wait().await.with_context(|| format!("wait for {who}"))
     }
 
-    /// Why a worker ended that should not have.
+    /// Why one ended that should not have.
     pub(super) async fn failure_of(&mut self, who: Name) -> anyhow::Error {
         let status = match self.bury(who).await {
             Ok(status) => status.to_string(),
@@ -240,15 +196,15 @@ impl Crew {
     }
 }
 
-/// Passes on what a worker says until its output closes. A torn last line is what a killed one leaves.
-async fn listen(who: Name, output: ChildStdout, reporting: mpsc::Sender<Heard>) {
+/// Passes on what one says until its output closes. A torn last line is what a killed one leaves.
+async fn listen(who: Name, output: ChildStdout, hearing: mpsc::Sender<Heard>) {
     let mut lines = BufReader::new(output).lines();
     loop {
         let what = match lines.next_line().await {
             Ok(Some(line)) => match serde_json::from_str(&line) {
-                Ok(report) => What::Said(report),
+                Ok(line) => What::Said(line),
                 Err(error) => {
-                    tracing::debug!(%error, worker = %who, "a line that is no report was left out");
+                    tracing::debug!(%error, process = %who, "a line that says nothing to us was left out");
                     continue;
                 }
             },
@@ -256,7 +212,7 @@ async fn listen(who: Name, output: ChildStdout, reporting: mpsc::Sender<Heard>) 
         };
         let closed = matches!(what, What::Closed);
         // If nobody listens, the demo is ending.
-        if reporting.send(Heard { who, at: SystemClock.monotonic(), what }).await.is_err() || closed {
+        if hearing.send(Heard { who, at: SystemClock.monotonic(), what }).await.is_err() || closed {
             return;
         }
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use tenure_clock::{Clock, Monotonic};
+use tenure_clock::{Clock, Monotonic, SystemClock};
 
 use super::crew::Name;
 use super::summary::Summary;
@@ -22,24 +22,19 @@ const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// All processes at one moment.
 pub(super) struct Live {
-    pub writers: Vec<LiveWriter>,
-    pub readers: Vec<LiveReader>,
+    pub members: Vec<LiveMember>,
     pub open_shards: u32,
-    pub acknowledged: u64,
+    pub committed: u64,
     pub delivered: u64,
 }
 
-pub(super) struct LiveWriter {
+/// One of them.
+pub(super) struct LiveMember {
     pub who: Name,
-    pub records: u64,
-    pub state: &'static str,
-}
-
-pub(super) struct LiveReader {
-    pub who: Name,
-    pub records: u64,
-    pub shards: Vec<String>,
-    pub paused: bool,
+    /// What it has done so far, if that is counted.
+    pub changes: Option<u64>,
+    /// In a few words.
+    pub doing: String,
 }
 
 /// Where text and JSON lines go.
@@ -55,7 +50,8 @@ pub(super) struct Display {
 }
 
 impl Display {
-    pub(super) fn new(json: bool, clock: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(json: bool) -> Self {
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let terminal = if json { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
         let now = clock.monotonic();
         Self { json, terminal, clock, began: now, block: Vec::new(), next_live: now, next_line: now }
@@ -138,70 +134,35 @@ fn erasing(lines: usize) -> String {
 impl Live {
     /// A line per process.
     fn block(&self) -> Vec<String> {
-        let writers = self.writers.iter().map(|writer| {
-            format!(
-                "  {:<9} {:>7} records acknowledged   {}",
-                writer.who.to_string(),
-                writer.records,
-                writer.state
-            )
-        });
-        let readers = self.readers.iter().map(|reader| {
-            format!(
-                "  {:<9} {:>7} records delivered      {}",
-                reader.who.to_string(),
-                reader.records,
-                reader.doing()
-            )
+        let members = self.members.iter().map(|member| {
+            let changes = member.changes.map_or_else(String::new, |changes| format!("{changes} changes"));
+            format!("  {:<12} {changes:>15}   {}", member.who.to_string(), member.doing)
         });
         let ledger = format!(
-            "  ledger    {:>7} acknowledged, {} delivered, {} open shards",
-            self.acknowledged, self.delivered, self.open_shards
+            "  {:<12} {:>7} committed, {} carried out, {} open shards",
+            "ledger", self.committed, self.delivered, self.open_shards
         );
-        let lines = writers.chain(readers).chain([ledger]);
-        lines.map(|line| line.chars().take(WIDTH_MAX).collect()).collect()
+        members.chain([ledger]).map(|line| line.chars().take(WIDTH_MAX).collect()).collect()
     }
 
     /// All on one line.
     fn line(&self) -> String {
-        let writers: Vec<_> =
-            self.writers.iter().map(|writer| format!("{} {}", writer.who.number, writer.records)).collect();
-        let readers: Vec<_> =
-            self.readers.iter().map(|reader| format!("{} {}", reader.who.number, reader.doing())).collect();
-        format!(
-            "writers: {} | readers: {} | {} of {} delivered",
-            writers.join(", "),
-            readers.join(", "),
-            self.delivered,
-            self.acknowledged
-        )
+        let members: Vec<_> =
+            self.members.iter().map(|member| format!("{} {}", member.who, member.doing)).collect();
+        format!("{} | {} of {} carried out", members.join(", "), self.delivered, self.committed)
     }
 
     fn to_json(&self) -> Value {
-        let readers = self.readers.iter().map(|reader| {
-            let state = json!({"records": reader.records, "shards": reader.shards, "paused": reader.paused});
-            (reader.who.to_string(), state)
-        });
-        let writers = self.writers.iter().map(|writer| {
-            (writer.who.to_string(), json!({"records": writer.records, "state": writer.state}))
+        let members = self.members.iter().map(|member| {
+            (member.who.to_string(), json!({"changes": member.changes, "doing": member.doing}))
         });
         json!({
             "event": "progress",
-            "committed": self.acknowledged,
+            "committed": self.committed,
             "delivered": self.delivered,
             "open_shards": self.open_shards,
-            "workers": Value::Object(writers.chain(readers).collect()),
+            "processes": Value::Object(members.collect()),
         })
-    }
-}
-
-impl LiveReader {
-    fn doing(&self) -> String {
-        match (self.paused, self.shards.is_empty()) {
-            (true, _) => "paused".to_owned(),
-            (false, true) => "no shard".to_owned(),
-            (false, false) => format!("reads {}", self.shards.join("+")),
-        }
     }
 }
 
@@ -210,17 +171,15 @@ mod tests {
     use super::*;
 
     fn live() -> Live {
-        let reader = |number, shards: &[&str], paused| LiveReader {
-            who: Name::reader(number),
-            records: 100,
-            shards: shards.iter().map(|&shard| shard.to_owned()).collect(),
-            paused,
-        };
+        let member = |who, changes, doing: &str| LiveMember { who, changes, doing: doing.to_owned() };
         Live {
-            writers: vec![LiveWriter { who: Name::writer(1), records: 160, state: "writing" }],
-            readers: vec![reader(1, &["0", "3"], false), reader(2, &["1"], true), reader(3, &[], false)],
+            members: vec![
+                member(Name::publisher(1), Some(160), "leads"),
+                member(Name::publisher(2), None, "stands by"),
+                member(Name::worker(1), Some(120), "reads 0+3"),
+            ],
             open_shards: 4,
-            acknowledged: 160,
+            committed: 160,
             delivered: 120,
         }
     }
@@ -230,18 +189,18 @@ mod tests {
         assert_eq!(
             live().block(),
             [
-                "  writer-1      160 records acknowledged   writing",
-                "  reader-1      100 records delivered      reads 0+3",
-                "  reader-2      100 records delivered      paused",
-                "  reader-3      100 records delivered      no shard",
-                "  ledger        160 acknowledged, 120 delivered, 4 open shards",
+                "  publisher-1      160 changes   leads",
+                "  publisher-2                    stands by",
+                "  worker-1         120 changes   reads 0+3",
+                "  ledger           160 committed, 120 carried out, 4 open shards",
             ]
         );
     }
 
     #[test]
     fn without_a_terminal_one_line_says_it() {
-        let expected = "writers: 1 160 | readers: 1 reads 0+3, 2 paused, 3 no shard | 120 of 160 delivered";
+        let expected =
+            "publisher-1 leads, publisher-2 stands by, worker-1 reads 0+3 | 120 of 160 carried out";
         assert_eq!(live().line(), expected);
     }
 }

@@ -6,42 +6,43 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 use tenure_clock::Monotonic;
-use tenure_store::{Condition, Item, StoreExt};
+use tenure_store::{Condition, Item, KeyAttribute, StoreExt, TableSpec};
 
 use super::crew::{Crew, Name};
-use super::division::TAKEOVER;
-use super::rows::{PROBES, ROWS_MAX, SHARDS, ShardRow};
-use super::site::Site;
+use super::site::{LEASE, Site};
 
 /// Something that goes wrong, or at least changes, under the processes' feet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// SIGKILL to a writer; a new one takes its place.
-    KillWriter,
-    /// SIGSTOP to a reader for longer than others wait for it, then SIGCONT.
-    PauseReader,
+    /// SIGKILL to the publisher that leads; a new one takes its place in the queue.
+    KillLeader,
+    /// SIGSTOP to a worker for longer than its lease, then SIGCONT.
+    PauseWorker,
+    /// One more worker.
+    AddWorker,
     /// Another number of shards, while they are written to and read.
     Reshard,
 }
 
 /// When the faults of a cycle happen, in seconds. Within one cycle there is every kind.
 ///
-/// The second reshard falls into the pause: the paused reader's shards are closed with records that
+/// The second reshard falls into the pause: the paused worker's shards are closed with records that
 /// nobody has read, and their children must wait for whoever takes them over.
-const CYCLE: [(u64, Fault); 5] = [
-    (2, Fault::KillWriter),
+const CYCLE: [(u64, Fault); 6] = [
+    (3, Fault::KillLeader),
     (5, Fault::Reshard),
-    (9, Fault::PauseReader),
-    (10, Fault::Reshard),
-    (16, Fault::KillWriter),
+    (7, Fault::AddWorker),
+    (10, Fault::PauseWorker),
+    (12, Fault::Reshard),
+    (17, Fault::KillLeader),
 ];
 const CYCLE_SECONDS: u64 = 20;
 
 /// A fault in the last moment would disturb nobody.
 const CALM_AT_THE_END: Duration = Duration::from_secs(1);
 
-/// A pause lasts at least so long: twice what the others wait before they take over.
-pub(super) const PAUSE_MIN: Duration = TAKEOVER.saturating_mul(2);
+/// A pause lasts at least so long: well beyond the lease.
+pub(super) const PAUSE_MIN: Duration = LEASE.saturating_mul(2);
 /// And it ends after so long even if nobody has taken over.
 pub(super) const PAUSE_MAX: Duration = Duration::from_secs(15);
 
@@ -54,7 +55,7 @@ pub(super) fn calendar(workload: Duration) -> VecDeque<(Duration, Fault)> {
     all.filter(|(at, _)| *at + CALM_AT_THE_END <= workload).collect()
 }
 
-/// A reader that is stopped just now.
+/// A worker that is stopped just now.
 pub(super) struct Paused {
     pub who: Name,
     pub since: Monotonic,
@@ -64,28 +65,32 @@ pub(super) struct Paused {
     pub shards: usize,
 }
 
-/// Attempts to stop a reader at a harmless moment.
+/// Attempts to stop a worker at a harmless moment.
 const STOPS_MAX: u32 = 10;
-/// How long the store may take to accept a write while the reader is stopped; each attempt waits
+/// How long the store may take to accept a write while the worker is stopped; each attempt waits
 /// longer, in case the disk is slow and not the moment wrong.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(200);
+/// The table that is written to, to see whether the store works on.
+const PROBES: &str = "demo_probes";
 
-/// Stops the reader with the most shards, unless nobody has any.
+/// Stops the worker with the most shards, unless nobody has any.
 ///
 /// A process that is stopped in the middle of a commit holds the lock of the SQLite file, and then
-/// everybody waits for it: that is the price of sharing a file. Here a reader is to fall silent while
+/// everybody waits for it: that is the price of sharing a file. Here a worker is to fall silent while
 /// the store works on, so it is stopped again until the store accepts a write.
-pub(super) async fn pause_reader(crew: &Crew, site: &Site, readers: &[Name]) -> Result<Option<Paused>> {
+pub(super) async fn pause_worker(crew: &Crew, site: &Site, workers: &[Name]) -> Result<Option<Paused>> {
+    let probes = TableSpec::new(PROBES, KeyAttribute::text("probe"));
+    site.store.ensure_table(site.soon(), &probes).await.context("make a table")?;
     for attempt in 1..=STOPS_MAX {
-        let owned = owned_shards(site).await?;
-        let most = readers.iter().max_by_key(|who| owned.get(&who.to_string()).map_or(0, BTreeSet::len));
+        let owned = site.owned_shards().await?;
+        let most = workers.iter().max_by_key(|who| owned.get(&who.to_string()).map_or(0, BTreeSet::len));
         let Some(who) = most.copied() else { return Ok(None) };
         crew.signal(who, Signal::STOP)?;
         let since = site.env.clock.monotonic();
         let probe = Item::new().with("probe", "writable");
         let by = site.env.clock.deadline(PROBE_TIMEOUT * attempt);
         if site.store.put(by, PROBES, probe, Condition::Always).await.is_ok() {
-            let waiting = owned_shards(site).await?.remove(&who.to_string()).unwrap_or_default();
+            let waiting = site.owned_shards().await?.remove(&who.to_string()).unwrap_or_default();
             if !waiting.is_empty() {
                 return Ok(Some(Paused { who, since, shards: waiting.len(), waiting }));
             }
@@ -94,18 +99,6 @@ pub(super) async fn pause_reader(crew: &Crew, site: &Site, readers: &[Name]) -> 
         site.env.clock.sleep(site.env.entropy.up_to(Duration::from_millis(50))).await;
     }
     Ok(None)
-}
-
-/// The shards of each owner.
-async fn owned_shards(site: &Site) -> Result<BTreeMap<String, BTreeSet<String>>> {
-    let mut owned: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for item in site.store.scan_all(site.soon(), SHARDS, ROWS_MAX).await.context("read the shards' rows")? {
-        let row = ShardRow::from_item(&item)?;
-        if let Some(owner) = row.owner {
-            owned.entry(owner).or_default().insert(row.shard.to_string());
-        }
-    }
-    Ok(owned)
 }
 
 /// Attempts to change the number of shards.
@@ -128,6 +121,9 @@ pub(super) async fn rescale(site: &Site, shards: u32) -> Result<()> {
     bail!("the stream could not be brought to {shards} shards")
 }
 
+/// The shards that each worker holds, and has not finished.
+pub(super) type Owned = BTreeMap<String, BTreeSet<String>>;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,13 +138,14 @@ mod tests {
     #[test]
     fn every_kind_of_fault_fits_in_twenty_seconds() {
         check(1, "");
-        check(6, "2s KillWriter, 5s Reshard");
-        check(20, "2s KillWriter, 5s Reshard, 9s PauseReader, 10s Reshard, 16s KillWriter");
-        check(24, "2s KillWriter, 5s Reshard, 9s PauseReader, 10s Reshard, 16s KillWriter, 22s KillWriter");
+        check(6, "3s KillLeader, 5s Reshard");
+        let all = "3s KillLeader, 5s Reshard, 7s AddWorker, 10s PauseWorker, 12s Reshard, 17s KillLeader";
+        check(20, all);
+        check(24, &format!("{all}, 23s KillLeader"));
     }
 
     #[test]
     fn a_pause_is_over_before_the_next_begins() {
-        assert!(PAUSE_MIN > TAKEOVER && PAUSE_MAX < Duration::from_secs(CYCLE_SECONDS));
+        assert!(PAUSE_MIN > LEASE && PAUSE_MAX < Duration::from_secs(CYCLE_SECONDS));
     }
 }

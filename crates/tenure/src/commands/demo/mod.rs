@@ -1,83 +1,69 @@
-//! `tenure demo`: the embedded store and stream at work, with real processes and real faults.
+//! `tenure demo`: the whole pipeline at work, with real processes and real faults.
 //!
-//! The binary runs itself again as racers, writers and readers, all on two SQLite files in a
-//! temporary directory:
+//! A Postgres server and two SQLite files live in a temporary directory, and the binary runs itself again:
 //!
 //! ```text
-//!   racers ──conditional put──► one row           one wins, the others are shown the winner's row
-//!
-//!   writers ──put──► stream: 4 ► 6 ► 4 shards ──read──► readers ──one transaction──► store
-//!      ▲ killed         ▲ resharded                        ▲ paused      checkpoint + effect,
-//!                                                                        if the shard is still mine
+//!   writers ──commit──► Postgres ──► publisher (leads) ──► stream: 4 ► 6 ► 4 shards ──► workers ──► Postgres
+//!                          │            ▲ killed             ▲ resharded                 ▲ paused     effects and
+//!                          └──────► publisher (stands by)                                ▲ one joins  marks in one
+//!                                                                                                     transaction
 //! ```
 //!
-//! At the end a ledger compares what the writers were told is stored with what the readers did.
+//! At the end a ledger compares what was committed with what the workers did.
 //!
-//! - `race.rs`, `writer.rs`, `reader.rs`: what the processes do.
-//! - `division.rs`, `ledger.rs`, and the calendar in `faults.rs` are pure: who reads which shard, what
-//!   was lost, what goes wrong when.
-//! - `crew.rs` starts and ends processes; `workload.rs` conducts; `display.rs` shows; `scratch.rs` is
-//!   the temporary directory.
+//! - `workload.rs` writes rows and knows what was committed; `worker.rs` is what a worker's process does.
+//! - `ledger.rs` and the calendar in `faults.rs` are pure: what was lost, what goes wrong when.
+//! - `site.rs` is the place, `crew.rs` starts and ends processes, `conductor.rs` conducts, `display.rs` shows,
+//!   `scratch.rs` is the temporary directory.
 
+mod conductor;
 mod crew;
 mod display;
-mod division;
 mod faults;
 mod ledger;
-mod race;
-mod reader;
-mod rows;
 mod scratch;
 mod site;
 mod summary;
 mod wire;
+mod worker;
 mod workload;
-mod writer;
 
-use std::path::{Path, PathBuf};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use self::crew::{Crew, Name, Role};
+use self::conductor::Conductor;
+use self::crew::Crew;
 use self::display::Display;
 use self::scratch::Scratch;
 use self::site::Site;
-use self::summary::Summary;
-use self::workload::Workload;
+pub(crate) use self::worker::Args as WorkerArgs;
 
 /// From here on every kind of fault happens at least once.
 const FULL_SECONDS: u64 = 20;
 
-/// Show store and stream at work: processes race, write, read, are killed and paused, and a ledger
-/// is drawn up.
+/// Show the pipeline at work: rows change in Postgres, a leader publishes them, workers carry them out;
+/// processes are killed, paused and added, shards split and merge, and a ledger is drawn up.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// How many seconds the writers write. Healing and the ledger come on top, at most 60 s
+    /// How many seconds rows are written. Healing and the ledger come on top, at most 60 s
     #[arg(long, value_name = "N", default_value_t = FULL_SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
 }
 
 /// What a process of the demo is told when it is started.
 #[derive(Debug, clap::Args)]
-pub(crate) struct WorkerArgs {
-    /// What to do
-    #[arg(long, value_enum)]
-    role: Role,
-    /// Which one of that role this is
-    #[arg(long)]
-    number: u32,
-    /// The file that all share
-    #[arg(long)]
-    file: PathBuf,
+pub(crate) struct MemberArgs {
     /// The process to die with
     #[arg(long)]
     parent: i32,
-    /// The first number to write
-    #[arg(long, default_value_t = 1)]
-    from: u64,
+    /// What to become
+    #[arg(last = true, required = true)]
+    command: Vec<std::ffi::OsString>,
 }
 
 /// Runs the demo. It succeeds exactly if what it shows held.
@@ -116,34 +102,29 @@ enum Told {
 }
 
 async fn story(args: &Args, json: bool, crew: &mut Crew, dir: &Path) -> Result<bool> {
-    let workload_time = Duration::from_secs(args.seconds);
-    let site = Site::create(&crew::shared_file(dir)).await?;
-    let mut display = Display::new(json, site.env.clock.clone());
-
-    display
-        .say("One store, one stream: two SQLite files in a temporary directory, shared by real processes.")?;
-    let races = race::hold(crew, &site, &mut display).await?;
-
-    let mut workload = Workload::new(crew, &site, &mut display, workload_time);
-    let outcome = workload.run().await?;
-
-    let summary = Summary::new(races, outcome, args.seconds >= FULL_SECONDS);
+    let mut display = Display::new(json);
+    display.say("A Postgres server, a store and a stream are made in a temporary directory.")?;
+    let mut site = Site::create(dir).await?;
+    let length = Duration::from_secs(args.seconds);
+    let told = Box::pin(Conductor::new(crew, &site, &mut display, length).run()).await;
+    // Its workers lean on the server: they go first.
+    crew.end_all().await;
+    site.end().await?;
+    let summary = told?.judged(args.seconds >= FULL_SECONDS);
     display.ledger(&summary)?;
     Ok(summary.broken_promises().is_empty())
 }
 
-/// Runs one process of the demo, until the parent closes its standard input or dies.
-pub(crate) async fn run_worker(args: WorkerArgs) -> Result<ExitCode> {
+/// Becomes a process of the demo that ends with the one that started it.
+pub(crate) fn run_member(args: &MemberArgs) -> Result<ExitCode> {
     crew::die_with(args.parent)?;
-    let orders = wire::orders();
-    let site = Site::open(&args.file).await?;
-    let name = Name { role: args.role, number: args.number };
-    match args.role {
-        Role::Racer => race::run(&site, name, orders).await?,
-        Role::Writer => writer::run(&site, args.number, args.from, orders).await?,
-        Role::Reader => Box::pin(reader::run(&site, name, orders)).await?,
-    }
-    Ok(ExitCode::SUCCESS)
+    let error = std::process::Command::new("/proc/self/exe").arg0("tenure").args(&args.command).exec();
+    Err(error).context("run tenure again")
+}
+
+/// Runs one worker of the demo, until it is asked to end.
+pub(crate) async fn run_worker(args: WorkerArgs, context: &crate::context::Context) -> Result<ExitCode> {
+    Box::pin(worker::run(args, context)).await
 }
 
 /// The signals that ask for an end.

@@ -13,7 +13,7 @@ use tenure_store::{Item, Store, StoreExt};
 use super::Table;
 use crate::context::Context;
 use crate::failure::misuse_if_invalid;
-use crate::output::one_line;
+use crate::output::{aligned, one_line};
 use crate::{duration, looking};
 
 /// Most rows that are read, two per shard: they are all kept in memory.
@@ -185,16 +185,6 @@ impl Line {
             one_line(&rest.join(" ")),
         ]
     }
-}
-
-fn aligned<const N: usize>(lines: &[[String; N]]) -> Vec<String> {
-    let wide: Vec<_> =
-        (0..N).map(|cell| lines.iter().map(|line| line[cell].chars().count()).max().unwrap_or(0)).collect();
-    let line = |cells: &[String; N]| {
-        let padded = cells.iter().zip(&wide).map(|(cell, &wide)| format!("{cell:wide$}"));
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    lines.iter().map(line).collect()
 }
 
 type Lines = BTreeMap<String, Line>;

@@ -7,7 +7,6 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use serde::Serialize;
 use serde_json::json;
 use tenure_backend::{Retry, retry_policy};
 use tenure_clock::WallTime;
@@ -22,6 +21,7 @@ use super::shards::named;
 use crate::context::Context;
 use crate::failure::{misuse, misuse_if_invalid};
 use crate::output::one_line;
+use crate::record_line::RecordLine;
 use crate::{duration, shutdown, timestamp};
 
 /// Records asked for in one read: enough to keep up, few enough to print at once.
@@ -309,22 +309,6 @@ impl Tail<'_> {
     }
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    shard: &'a str,
-    sequence: String,
-    arrived: String,
-    arrived_ms: i64,
-    /// Its place within a record that held several.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    sub_sequence: Option<usize>,
-    partition_key: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    data_base64: Option<String>,
-}
-
 /// Prints a record, or one that it held.
 fn say(
     record: &Stored,
@@ -334,15 +318,10 @@ fn say(
 ) -> anyhow::Result<()> {
     let text = std::str::from_utf8(&part.data).ok();
     context.out.say(
-        || Line {
-            shard: record.shard.as_str(),
-            sequence: record.sequence.to_string(),
-            arrived: record.arrived.to_string(),
-            arrived_ms: record.arrived.as_millis(),
-            sub_sequence,
-            partition_key: &part.partition_key,
-            data: text,
-            data_base64: text.is_none().then(|| STANDARD.encode(&part.data)),
+        || {
+            let sub_sequence = sub_sequence.map(|number| number as u64);
+            let (shard, key) = (record.shard.as_str(), &part.partition_key);
+            RecordLine::new(shard, &record.sequence, sub_sequence, record.arrived, key, &part.data)
         },
         || {
             let data = text.map_or_else(|| format!("base64:{}", STANDARD.encode(&part.data)), one_line);

@@ -1,0 +1,73 @@
+//! One calm world at the size of a large fleet: how long it takes until every shard is owned, and what that costs.
+
+use serde::Serialize;
+use tenure_clock::{Clock, SystemClock};
+use tenure_leases::machine::Machine;
+
+use super::plan::Plan;
+use super::world::World;
+use crate::calendar::{SECOND, nanos};
+use crate::scenario::Watch;
+
+/// After so many leases a fleet that does not come to rest has failed.
+const LEASES_MAX: u64 = 4;
+
+/// What was measured.
+#[derive(Debug, Clone, Serialize)]
+pub struct Figures {
+    /// How many shards.
+    pub shards: u32,
+    /// How many workers.
+    pub workers: usize,
+    /// Whether every shard was owned in time, and nothing was broken.
+    pub ok: bool,
+    /// From the first start until every shard was owned, in leases.
+    pub converged_leases: Option<f64>,
+    /// The same in seconds of simulated time.
+    pub converged_s: Option<f64>,
+    /// Writes that the store saw until then, a second.
+    pub writes_per_s_converging: f64,
+    /// Writes that the store sees afterwards, a second.
+    pub writes_per_s_steady: f64,
+    /// Rows of leases that scans read, a second, over all.
+    pub reads_per_s: f64,
+    /// What was broken, if anything.
+    pub violations: Vec<String>,
+    /// Events of the simulation.
+    pub events: u64,
+    /// Real time.
+    pub real_s: f64,
+}
+
+/// Runs it.
+#[must_use]
+pub fn run(shards: u32, workers: usize) -> Figures {
+    let plan = Plan::large(shards, workers, LEASES_MAX);
+    let began = SystemClock.monotonic();
+    let mut world = World::<Machine>::new(&plan, Watch::default());
+    world.play();
+    let converged_at = world.all_held_at.map(|(at, _)| at);
+    let writes_before = world.all_held_at.map_or(0, |(_, writes)| writes);
+    let outcome = world.into_outcome();
+    let seconds = |nanos: u64| nanos as f64 / SECOND as f64;
+    let lived = seconds(outcome.lived_nanos);
+    let converged_s = converged_at.map(seconds);
+    let steady_s = (lived - converged_s.unwrap_or(0.0)).max(1e-9);
+    Figures {
+        shards,
+        workers,
+        ok: converged_at.is_some() && outcome.violations.is_empty(),
+        converged_leases: converged_at.map(|at| at as f64 / nanos(plan.timing.lease) as f64),
+        converged_s,
+        writes_per_s_converging: writes_before as f64 / converged_s.unwrap_or(lived).max(1e-9),
+        writes_per_s_steady: (outcome.tally.writes - writes_before) as f64 / steady_s,
+        reads_per_s: outcome.tally.reads as f64 / lived,
+        violations: outcome
+            .violations
+            .iter()
+            .map(|broken| format!("{:?}: {}", broken.rule, broken.what))
+            .collect(),
+        events: outcome.events,
+        real_s: SystemClock.monotonic().since(began).as_secs_f64(),
+    }
+}

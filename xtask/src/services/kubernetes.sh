@@ -1,0 +1,25 @@
+# An API server and its etcd, as one: they start together, and when one ends so does the other.
+# $1 etcd, $2 kube-apiserver, $3 folder, $4 port, $5 and $6 etcd's ports
+client="http://127.0.0.1:$5"
+peer="http://127.0.0.1:$6"
+
+"$1" --data-dir "$3/etcd" --listen-client-urls "$client" --advertise-client-urls "$client" \
+    --listen-peer-urls "$peer" --initial-advertise-peer-urls "$peer" --initial-cluster "default=$peer" &
+etcd=$!
+"$2" --etcd-servers="$client" --bind-address=127.0.0.1 --advertise-address=127.0.0.1 --secure-port="$4" \
+    --cert-dir="$3/certificates" --token-auth-file="$3/tokens.csv" --authorization-mode=RBAC \
+    --service-account-issuer=https://kubernetes.default.svc --service-account-signing-key-file="$3/accounts.key" \
+    --service-account-key-file="$3/accounts.key" --service-cluster-ip-range=10.0.0.0/24 \
+    --disable-admission-plugins=ServiceAccount &
+server=$!
+
+# Not asked politely: an API server takes a minute to leave, and nothing here outlives it.
+trap 'kill -KILL $server $etcd 2>/dev/null; wait; exit 0' TERM INT
+while kill -0 $server 2>/dev/null && kill -0 $etcd 2>/dev/null; do
+    # In the background: a signal is heard while waiting, and not while a program runs.
+    sleep 1 &
+    wait $!
+done
+kill -KILL $server $etcd 2>/dev/null
+wait
+exit 1
