@@ -54,7 +54,7 @@ impl PostgresMarks {
         let table = "do $$ begin
             create table if not exists tenure_marks (
                 app text not null, shard text not null, fence bigint not null, marks bytea, primary key (app, shard));
-            exception when unique_violation or duplicate_table then null; end $$";
+            exception when unique_violation or duplicate_table or duplicate_object then null; end $$";
         db.batch_execute(table).await.map_err(|error| explain(error, "make the table of marks"))
     }
 
