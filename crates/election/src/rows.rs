@@ -12,6 +12,7 @@ use std::time::Duration;
 use tenure_backend::{Error, Kind, Result};
 use tenure_clock::WallTime;
 use tenure_planted as planted;
+use tenure_store::columns::{Problem, integer, map, text, whole};
 use tenure_store::{Condition, Item, Key, KeyAttribute, Refusal, TableSpec, Update, Value, Write};
 
 use crate::identity::{Epoch, Nonce, OwnerId, ShardId};
@@ -233,8 +234,6 @@ fn item_of(lock: &Lock, item: &mut Item) {
 
 // === reading ===
 
-type Problem = String;
-
 fn lock_of(item: &Item) -> Result<Lock, Problem> {
     let owner = text(item, "ownerId")?.ok_or("has no `ownerId`")?;
     let owner = OwnerId::new(owner).map_err(|error| format!("has a bad `ownerId`: {error}"))?;
@@ -295,43 +294,6 @@ fn lease(item: &Item) -> Result<Option<Duration>, Problem> {
 
 fn nonce(text: &str) -> Result<Nonce, Problem> {
     text.parse().map_err(|error| format!("has a bad nonce: {error}"))
-}
-
-fn text<'a>(item: &'a Item, name: &str) -> Result<Option<&'a str>, Problem> {
-    match item.get(name) {
-        None => Ok(None),
-        Some(Value::S(text)) => Ok(Some(text)),
-        Some(other) => Err(mistyped(name, "S", other)),
-    }
-}
-
-fn map<'a>(item: &'a Item, name: &str) -> Result<Option<&'a BTreeMap<String, Value>>, Problem> {
-    match item.get(name) {
-        None => Ok(None),
-        Some(Value::M(map)) => Ok(Some(map)),
-        Some(other) => Err(mistyped(name, "M", other)),
-    }
-}
-
-fn integer(item: &Item, name: &str) -> Result<Option<i64>, Problem> {
-    match item.get(name) {
-        None => Ok(None),
-        Some(value @ Value::N(number)) => match value.as_i64() {
-            Some(integer) => Ok(Some(integer)),
-            None => Err(format!("has `{name}` {number}, which is not a whole number in range")),
-        },
-        Some(other) => Err(mistyped(name, "N", other)),
-    }
-}
-
-fn whole(item: &Item, name: &str) -> Result<Option<u64>, Problem> {
-    integer(item, name)?
-        .map(|integer| u64::try_from(integer).map_err(|_| format!("has `{name}` {integer}, below zero")))
-        .transpose()
-}
-
-fn mistyped(name: &str, wanted: &str, found: &Value) -> Problem {
-    format!("has `{name}` of type {}, not {wanted}", found.type_name())
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tenure_backend::{Error, Kind, Result};
 use tenure_planted as planted;
+use tenure_store::columns::{Problem, integer, mistyped, text, whole};
 use tenure_store::{
     Condition, IndexSpec, Item, Key, KeyAttribute, Number, Projection, TableSpec, Update, Value, Write,
 };
@@ -367,8 +368,6 @@ fn number_of(rate: f64) -> Option<Number> {
 
 // === reading ===
 
-type Problem = String;
-
 fn lease_of(item: &Item) -> Result<Option<Lease>, Problem> {
     if text(item, "entityType")?.is_some_and(|kind| kind != "LEASE") {
         return Ok(None);
@@ -452,31 +451,6 @@ fn own_of(item: &Item) -> Result<Option<OwnRow>, Problem> {
     })
 }
 
-fn text<'a>(item: &'a Item, name: &str) -> Result<Option<&'a str>, Problem> {
-    match item.get(name) {
-        None => Ok(None),
-        Some(Value::S(text)) => Ok(Some(text)),
-        Some(other) => Err(mistyped(name, "S", other)),
-    }
-}
-
-fn integer(item: &Item, name: &str) -> Result<Option<i64>, Problem> {
-    match item.get(name) {
-        None => Ok(None),
-        Some(value @ Value::N(number)) => match value.as_i64() {
-            Some(integer) => Ok(Some(integer)),
-            None => Err(format!("has `{name}` {number}, which is not a whole number in range")),
-        },
-        Some(other) => Err(mistyped(name, "N", other)),
-    }
-}
-
-fn whole(item: &Item, name: &str) -> Result<Option<u64>, Problem> {
-    integer(item, name)?
-        .map(|integer| u64::try_from(integer).map_err(|_| format!("has `{name}` {integer}, below zero")))
-        .transpose()
-}
-
 fn rate(item: &Item) -> Result<Option<f64>, Problem> {
     match item.get("throughputKBps") {
         None => Ok(None),
@@ -494,10 +468,6 @@ fn shards(item: &Item, name: &str) -> Result<BTreeSet<ShardId>, Problem> {
         Some(Value::Ss(names)) => Ok(names.iter().map(|name| ShardId::from(name.as_str())).collect()),
         Some(other) => Err(mistyped(name, "SS", other)),
     }
-}
-
-fn mistyped(name: &str, wanted: &str, found: &Value) -> Problem {
-    format!("has `{name}` of type {}, not {wanted}", found.type_name())
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -14,6 +14,7 @@
 //! in [`conformance`].
 
 pub mod codec;
+pub mod columns;
 mod condition;
 #[cfg(feature = "conformance")]
 pub mod conformance;
