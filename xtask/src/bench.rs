@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 
 use crate::cache::Cache;
 use crate::child;
-use crate::debezium;
+use crate::java_peer::{self, JavaPeer};
 use crate::services::{Instances, Kind};
 use crate::setup;
 use crate::workspace::cargo;
@@ -28,9 +28,31 @@ pub(crate) enum Subject {
 }
 
 impl Subject {
-    /// Whether it measures servers that we start for it, and not itself and what it starts alone.
-    const fn has_servers(self) -> bool {
-        !matches!(self, Self::Election | Self::Consumer | Self::Cdc)
+    /// What is started for it. The others measure themselves and what they start alone.
+    const fn servers(self, embedded: bool) -> &'static [Kind] {
+        match self {
+            Self::Store | Self::Stream => Kind::wanted(embedded),
+            Self::Consumer if !embedded => &[Kind::Dynoxide, Kind::KinesisLocal],
+            Self::Consumer | Self::Election | Self::Cdc => &[],
+        }
+    }
+
+    /// What reaches those servers.
+    const fn features(self) -> &'static [&'static str] {
+        match self {
+            Self::Store | Self::Stream => &["--all-features"],
+            Self::Consumer => &["--features", "tenure-store/dynamodb,tenure-stream/kinesis"],
+            Self::Election | Self::Cdc => &[],
+        }
+    }
+
+    /// What stands beside ours and is written in Java.
+    const fn java_peer(self) -> Option<&'static JavaPeer> {
+        match self {
+            Self::Cdc => Some(&java_peer::DEBEZIUM),
+            Self::Consumer => Some(&java_peer::KCL),
+            Self::Store | Self::Stream | Self::Election => None,
+        }
     }
 }
 
@@ -42,8 +64,7 @@ pub(crate) struct Selection {
 }
 
 pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
-    let servers: &[Kind] =
-        if selection.subject.has_servers() { Kind::wanted(selection.embedded) } else { &[] };
+    let servers = selection.subject.servers(selection.embedded);
     setup::ensure(cache, setup::needs(selection.embedded || servers.is_empty()))?;
     let built = child::run(program(&selection).arg("--no-run"))?;
     ensure!(built.success(), "the build failed: cargo's messages are above");
@@ -51,11 +72,11 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
     let services = Instances::of(cache).up_for_this_run("bench", servers)?;
     let mut measure = program(&selection);
     services.hand_to(&mut measure);
-    if matches!(selection.subject, Subject::Cdc)
-        && !selection.embedded
-        && let Some(jars) = debezium::jars(cache)
+    if !selection.embedded
+        && let Some(peer) = selection.subject.java_peer()
+        && let Some(jars) = peer.jars(cache)
     {
-        measure.env(debezium::JARS, jars);
+        measure.env(peer.variable, jars);
     }
     measure.arg("--").args(selection.json.then_some("--json")).args(&selection.extra);
     let measured = child::run(&mut measure)?;
@@ -72,8 +93,8 @@ fn program(selection: &Selection) -> Command {
         Subject::Cdc => ("tenure-cdc", "cdc"),
     };
     let mut command = cargo(["bench", "--package", package, "--bench", bench]);
-    if !selection.embedded && selection.subject.has_servers() {
-        command.arg("--all-features");
+    if !selection.embedded {
+        command.args(selection.subject.features());
     }
     command
 }

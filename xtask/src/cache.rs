@@ -31,9 +31,9 @@ impl Cache {
         self.root.join("loopback")
     }
 
-    /// An environment of Python's with Debezium's jars in it; it exists only once fully installed.
-    pub(crate) fn debezium(&self) -> PathBuf {
-        self.root.join("debezium-venv")
+    /// An environment of Python's with a Java program's jars in it; it exists only once fully installed.
+    pub(crate) fn java_peer(&self, name: &str) -> PathBuf {
+        self.root.join(format!("{name}-venv"))
     }
 
     /// The API server of Kubernetes and its etcd; it exists only once both are there.

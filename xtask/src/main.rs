@@ -10,9 +10,9 @@
 mod bench;
 mod cache;
 mod child;
-mod debezium;
 mod demo;
 mod interrupt;
+mod java_peer;
 mod planted;
 mod progress;
 mod proxy;

@@ -4,6 +4,7 @@
 //! SQLite with the same durability, in turn within one run, and the middle one of their ratios is what is
 //! claimed.
 
+mod java_peer;
 mod raw_sqlite;
 
 use std::future::Future;
@@ -15,6 +16,7 @@ use anyhow::Context;
 use serde_json::{Value as Json, json};
 use tenure_clock::{Clock, SystemClock};
 
+pub use self::java_peer::JavaPeer;
 use self::raw_sqlite::RawSqlite;
 
 /// Bytes of a measured value: about what a lease row or a row change carries besides its key.

@@ -64,7 +64,7 @@ impl Kind {
     }
 
     /// What benchmarks speak to.
-    pub(crate) fn wanted(embedded: bool) -> &'static [Kind] {
+    pub(crate) const fn wanted(embedded: bool) -> &'static [Kind] {
         match embedded {
             true => &[Kind::Postgres],
             false => {

@@ -2,11 +2,11 @@
 //!
 //! `xtask` fetches the jars and says where they are.
 
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde::Deserialize;
+use tenure_bench::JavaPeer;
 
 use crate::cases::Run;
 use crate::cluster::{Cluster, PUBLICATION};
@@ -15,13 +15,9 @@ use crate::process::Watched;
 const SOURCE: &str = include_str!("peers/Debezium.java");
 /// Where `xtask` says that the jars are.
 const JARS: &str = "TENURE_BENCH_DEBEZIUM_JARS";
-/// Far more than it needs, and less than Java would take of a large machine by itself.
-const HEAP: &str = "-Xmx512m";
 
 /// The compiled program.
-pub(crate) struct Debezium {
-    class_path: String,
-}
+pub(crate) struct Debezium(JavaPeer);
 
 /// What it tells.
 #[derive(Deserialize)]
@@ -34,25 +30,12 @@ struct Told {
 impl Debezium {
     /// Compiles it in the folder.
     pub(crate) fn prepare(folder: &Path) -> anyhow::Result<Self> {
-        let jars: PathBuf = std::env::var_os(JARS)
-            .with_context(|| format!("no jars: run it by `cargo xtask bench cdc`, or set {JARS}"))?
-            .into();
-        let classes = folder.join("debezium");
-        std::fs::create_dir_all(&classes)?;
-        let source = classes.join("Debezium.java");
-        std::fs::write(&source, SOURCE)?;
-        let jars = format!("{}/*", jars.display());
-        let mut javac = Command::new("javac");
-        let compiled = javac.args(["-cp", &jars, "-d"]).arg(&classes).arg(&source).output();
-        let compiled = compiled.context("run javac: install a JDK, on Debian `default-jdk-headless`")?;
-        ensure!(compiled.status.success(), "javac: {}", String::from_utf8_lossy(&compiled.stderr).trim());
-        Ok(Self { class_path: format!("{jars}:{}", classes.display()) })
+        Ok(Self(JavaPeer::compile("Debezium", SOURCE, JARS, folder)?))
     }
 
     /// Reads so many events from a slot. Neither its start nor the CPU time of that counts.
     pub(crate) async fn run(&self, cluster: &Cluster, slot: &str, events: u64) -> anyhow::Result<Run> {
-        let mut java = Command::new("java");
-        java.args([HEAP, "-cp", &self.class_path, "Debezium"]);
+        let mut java = self.0.command();
         java.arg(cluster.port().to_string()).args([slot, PUBLICATION]).arg(events.to_string());
         let ended = Watched::start(java, cluster.folder())?.end(None).await?;
         let last = ended.output.lines().last().context("it said nothing")?;

@@ -1,17 +1,14 @@
 //! The embedded stream from end to end, beside the bare reading of the same file.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use async_trait::async_trait;
 use tenure_backend::Env;
 use tenure_clock::{Clock as _, Monotonic, SystemClock};
-use tenure_consumer::{Batch, Consumer, Failure, ShardContext, ShardProcessor};
 use tenure_stream::{Position, Read, Record, Stream, StreamExt as _, StreamSpec};
-use tokio::sync::Notify;
 
+use crate::visit::visit;
 use crate::{Aim, Plan, median};
 
 const CASE: &str = "embedded_ratio";
@@ -87,44 +84,9 @@ async fn read(stream: &Arc<dyn Stream>) -> anyhow::Result<f64> {
     Ok(rate(SystemClock.monotonic().since(began)))
 }
 
-#[derive(Default)]
-struct Counter {
-    count: AtomicU64,
-    /// When the first came, and when the last.
-    first: AtomicU64,
-    done: Notify,
-}
-
-struct Visitor(Arc<Counter>);
-
-#[async_trait]
-impl ShardProcessor for Visitor {
-    async fn init(&mut self, _shard: &ShardContext) -> Result<tenure_consumer::Start, Failure> {
-        let now = SystemClock.monotonic().as_nanos();
-        let _ = self.0.first.compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
-        Ok(tenure_consumer::Start::Lease)
-    }
-
-    async fn process(&mut self, batch: &Batch) -> Result<(), Failure> {
-        let count = batch.records().len() as u64;
-        if self.0.count.fetch_add(count, Ordering::Relaxed) + count == RECORDS {
-            self.0.done.notify_one();
-        }
-        Ok(())
-    }
-}
-
-/// With leases, checkpoints and a processor, from when the first shard is begun.
+/// With leases, checkpoints and a processor.
 async fn consume(stream: &Arc<dyn Stream>, address: &str, env: &Env, run: usize) -> anyhow::Result<f64> {
     let store = tenure_store::open(address, env).await?;
-    let counter = Arc::new(Counter::default());
-    let made = counter.clone();
     // Each run is another application, and begins anew.
-    let consumer = Consumer::builder(stream.clone(), store, format!("bench-{run}"), "one")
-        .start(move |_: &ShardContext| Visitor(made.clone()))
-        .await?;
-    counter.done.notified().await;
-    let took = SystemClock.monotonic().since(Monotonic::from_nanos(counter.first.load(Ordering::Relaxed)));
-    consumer.stop().await?;
-    Ok(rate(took))
+    Ok(rate(visit(stream.clone(), store, format!("bench-{run}"), RECORDS).await?.took))
 }

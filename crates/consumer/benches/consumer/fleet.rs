@@ -15,7 +15,7 @@ use tenure_store::{Counting, Memory, Store};
 use tenure_stream::{Stream, StreamSpec};
 use tokio::task::JoinHandle;
 
-use crate::{Aim, Plan, median};
+use crate::{Aim, Plan, cpu_seconds, median};
 
 const NEVER: Monotonic = Monotonic::NEVER;
 const RUNS: usize = 5;
@@ -264,15 +264,4 @@ async fn idle() -> anyhow::Result<f64> {
     let spent = cpu_seconds()? - before;
     fleet.end().await?;
     Ok(100.0 * spent / WATCHED.as_secs_f64())
-}
-
-/// User and system time of this process.
-fn cpu_seconds() -> anyhow::Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    // The name, in brackets, may hold anything.
-    let fields = stat.rsplit(')').next().unwrap_or_default();
-    let ticks: f64 =
-        fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse().unwrap_or(0.0)).sum();
-    // Linux's clock ticks, as it shows them to user space.
-    Ok(ticks / 100.0)
 }

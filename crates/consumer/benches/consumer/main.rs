@@ -5,7 +5,9 @@
 
 mod embedded;
 mod fleet;
+mod kcl;
 mod records;
+mod visit;
 
 use anyhow::bail;
 use serde_json::json;
@@ -14,7 +16,8 @@ fn main() -> anyhow::Result<()> {
     let plan = Plan::from_args(std::env::args().skip(1))?;
     records::measure(&plan)?;
     embedded::measure(&plan)?;
-    fleet::measure(&plan)
+    fleet::measure(&plan)?;
+    kcl::measure(&plan)
 }
 
 /// What is measured, and how it is told.
@@ -78,4 +81,15 @@ impl Plan {
 pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+/// User and system time of this process.
+pub(crate) fn cpu_seconds() -> anyhow::Result<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    // The name, in brackets, may hold anything.
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    let ticks: f64 =
+        fields.split_whitespace().skip(11).take(2).map(|ticks| ticks.parse().unwrap_or(0.0)).sum();
+    // Linux's clock ticks, as it shows them to user space.
+    Ok(ticks / 100.0)
 }
