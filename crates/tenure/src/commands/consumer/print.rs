@@ -26,6 +26,8 @@ use super::consume::lines;
 const RECORDS_MAX: usize = 500;
 /// What is written at once: a pipe that has room at all has room for so much.
 const PIECE_BYTES_MAX: usize = 4096;
+/// What is written at once to what always has room, as a file.
+const FILE_PIECE_BYTES_MAX: usize = 1 << 20;
 /// The pause after a write that found no room although there seemed to be some.
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -64,7 +66,7 @@ impl Printer {
         let lines = AtomicUsize::new(0);
         let printing = async {
             let mut unfinished = self.line.lock().await;
-            unfinished.write(&mut Stdout, text, &lines, || shard.is_valid()).await
+            unfinished.write(&mut Stdout::default(), text, &lines, || shard.is_valid()).await
         };
         let result = tokio::select! {
             biased;
@@ -138,12 +140,12 @@ impl Unfinished {
     ) -> io::Result<()> {
         let (mut at, mut mine) = (0, false);
         while at < lines.len() || (mine && !self.0.is_empty()) {
-            out.room().await?;
+            let room = out.room().await?;
             if !goes_on() {
                 return Ok(());
             }
             if !self.0.is_empty() {
-                let piece = self.0.len().min(PIECE_BYTES_MAX);
+                let piece = self.0.len().min(room);
                 let wrote = out.write(&self.0[..piece])?;
                 self.0.drain(..wrote);
                 if mine && self.0.is_empty() {
@@ -151,7 +153,7 @@ impl Unfinished {
                 }
                 continue;
             }
-            let piece = &lines[at..lines.len().min(at + PIECE_BYTES_MAX)];
+            let piece = &lines[at..lines.len().min(at + room)];
             // Up to the end of a line, if there is one: that is where it can stop.
             let end = piece.iter().rposition(|byte| *byte == b'\n').map_or(piece.len(), |end| end + 1);
             let wrote = out.write(&piece[..end])?;
@@ -172,39 +174,44 @@ impl Unfinished {
 
 /// Where lines go.
 trait Out: Send {
-    /// Waits until something can be written.
+    /// Waits until something can be written, and says how much at once.
     ///
     /// # Cancel safety
     /// May be dropped at any time.
-    fn room(&mut self) -> impl Future<Output = io::Result<()>> + Send;
+    fn room(&mut self) -> impl Future<Output = io::Result<usize>> + Send;
 
     /// Writes some of it, and none if there is no room.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize>;
 }
 
 /// Our own. Nothing else writes to it while records are printed.
-struct Stdout;
+#[derive(Default)]
+struct Stdout {
+    /// It always has room, and a write may wait for a disk.
+    is_file: bool,
+}
 
 impl Out for Stdout {
     #[expect(
         deprecated,
         reason = "asks for a file that stays open, as ours does; what replaces it is unsafe to call"
     )]
-    async fn room(&mut self) -> io::Result<()> {
+    async fn room(&mut self) -> io::Result<usize> {
         // Registered anew each time: it is told at once whether there is room now. The file stays in the mode that
         // it has, which others may share.
         match AsyncFd::with_interest(io::stdout(), Interest::WRITABLE) {
             // Also if it was closed: the write says so.
-            Ok(out) => out.writable().await.map(drop),
-            // Files are always ready.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+            Ok(out) => out.writable().await.map(|_| PIECE_BYTES_MAX),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                self.is_file = true;
+                Ok(FILE_PIECE_BYTES_MAX)
+            }
             Err(error) => Err(error),
         }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // The disk behind a file may take its time.
-        tokio::task::block_in_place(|| match rustix::io::write(io::stdout(), bytes) {
+        let write = || match rustix::io::write(io::stdout(), bytes) {
             Ok(bytes) => Ok(bytes),
             Err(Errno::INTR) => Ok(0),
             Err(Errno::AGAIN) => {
@@ -212,7 +219,8 @@ impl Out for Stdout {
                 Ok(0)
             }
             Err(error) => Err(error.into()),
-        })
+        };
+        if self.is_file { tokio::task::block_in_place(write) } else { write() }
     }
 }
 
@@ -227,10 +235,10 @@ mod tests {
     }
 
     impl Out for Narrow {
-        async fn room(&mut self) -> io::Result<()> {
+        async fn room(&mut self) -> io::Result<usize> {
             match self.room {
                 0 => std::future::pending().await,
-                _ => Ok(()),
+                _ => Ok(PIECE_BYTES_MAX),
             }
         }
 
