@@ -1,6 +1,7 @@
 //! `xtask torture`: real processes under faults, with the arguments untouched.
 //!
-//! The dev profile and the default features, as the demo: whoever has run one need not wait for the other.
+//! The dev profile and the default features, as the demo: whoever has run one need not wait for the other. Only
+//! who names DynamoDB or Kinesis waits for the SDK.
 
 use std::convert::Infallible;
 use std::os::unix::process::CommandExt;
@@ -26,8 +27,12 @@ pub(crate) fn exec(cache: &Cache, arguments: &[String]) -> Error {
 
 fn build_and_exec(cache: &Cache, arguments: &[String]) -> Result<Infallible> {
     setup::ensure(cache, vec![Need::Compiler, Need::Postgres])?;
-    let status =
-        child::run(&mut cargo(["build", "--package", "tenure", "--package", "tenure-torture", "--bins"]))?;
+    let mut build = cargo(["build", "--package", "tenure", "--package", "tenure-torture", "--bins"]);
+    let needs_sdk = |argument: &String| argument.contains("dynamodb:") || argument.contains("kinesis:");
+    if arguments.iter().any(needs_sdk) {
+        build.args(["--features", "tenure-torture/aws"]);
+    }
+    let status = child::run(&mut build)?;
     ensure!(status.success(), "cargo could not build tenure: its messages are above");
     let binary = workspace::metadata()?.target_directory.join("debug/tenure-torture");
     let error = Command::new(&binary).args(arguments).exec();

@@ -95,12 +95,7 @@ impl ShardTask {
                     seek = Some(to);
                 }
                 Over::Gone => return self.show(ShardState::Gone),
-                Over::Stopped(stop) => {
-                    error!(reason = stop.name(), detail = %stop, "shard stopped");
-                    self.meters.stop(stop.name());
-                    self.site.board.note_stop(&self.holding.lease().key, &self.site);
-                    return self.show(ShardState::Stopped(stop));
-                }
+                Over::Stopped(stop) => return self.show(ShardState::Stopped(stop)),
             }
         }
     }
@@ -385,6 +380,12 @@ impl ShardTask {
             }
             other => other,
         };
+        // Before the lease is given: once it is, this worker hears that it is not its own any more, and is done.
+        if let Leaving::Stop(stop) = &leaving {
+            error!(reason = stop.name(), detail = %stop, "shard stopped");
+            self.meters.stop(stop.name());
+            self.site.board.note_stop(&self.holding.lease().key, &self.site);
+        }
         if tenure_planted::is("gives_before_checkpoint") {
             self.persist(|| self.holding.give()).await?;
         }

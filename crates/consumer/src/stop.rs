@@ -75,7 +75,7 @@ impl fmt::Display for Stop {
             Self::Recreated(why) => {
                 write!(
                     f,
-                    "the checkpoint does not belong to this stream: {why}; begin again (`seek`), or mend the name"
+                    "the checkpoint does not belong to this stream: {why}; mend the stream's name, or begin again under another application name"
                 )
             }
             Self::Damaged(why) | Self::Processor(why) | Self::Settings(why) => f.write_str(why),

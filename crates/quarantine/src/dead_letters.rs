@@ -4,6 +4,7 @@
 //! |---|---|
 //! | pk `DEAD#<app>`, sk `<lease>#<sequence>#<sub>` | the manifest: partition key, size, checksum, why |
 //! | pk `DEAD#<app>#<lease>#<sequence>#<sub>`, sk `<number>` | one chunk |
+//! | pk `DEAD`, sk `<app>` | that the application has had dead letters, so that a person finds them |
 //!
 //! As in the quarantine, chunks go first and the manifest last, and storing a record twice changes nothing.
 
@@ -21,6 +22,8 @@ use crate::chunks::{Chunks, sha256, table_spec};
 
 /// The table.
 pub const DEAD_LETTERS_TABLE: &str = "tenure_dead_letters";
+/// The partition of the rows that name applications.
+const APPLICATIONS: &str = "DEAD";
 /// Longer reasons are cut: a row has to hold it.
 const REASON_BYTES_MAX: usize = 4096;
 
@@ -114,8 +117,23 @@ impl DeadLetters {
             .with("sha256", sha256(content))
             .with("stored", now.as_millis())
             .with("ttl", expires);
+        let known = Item::new().with("pk", APPLICATIONS).with("sk", &*self.app).with("ttl", expires);
+        self.store.put(by, DEAD_LETTERS_TABLE, known, Condition::Always).await?;
         // The same content goes to the same key, so an unknown outcome is answered by writing again.
         self.store.put(by, DEAD_LETTERS_TABLE, manifest, Condition::Always).await.map(drop)
+    }
+
+    /// The applications that have dead letters, or had some lately; by name, at most `rows_max`.
+    ///
+    /// # Errors
+    /// As the store's.
+    pub async fn applications(store: &dyn Store, by: Monotonic, rows_max: usize) -> Result<Vec<Arc<str>>> {
+        if store.describe_table(by, DEAD_LETTERS_TABLE).await?.is_none() {
+            return Ok(Vec::new());
+        }
+        let query = Query::partition("pk", APPLICATIONS);
+        let items = store.query_all(by, DEAD_LETTERS_TABLE, query, rows_max).await?;
+        Ok(items.iter().filter_map(|item| item.text("sk")).map(Arc::from).collect())
     }
 
     /// All of them, by lease and then in the order of the shard; at most `rows_max`.
@@ -221,6 +239,10 @@ mod tests {
         for letter in &listed {
             letters.forget(Monotonic::NEVER, letter).await.unwrap();
         }
-        assert!(store.scan_all(Monotonic::NEVER, DEAD_LETTERS_TABLE, 10).await.unwrap().is_empty());
+        assert!(letters.list(Monotonic::NEVER, 10).await.unwrap().is_empty());
+        let left = store.scan_all(Monotonic::NEVER, DEAD_LETTERS_TABLE, 10).await.unwrap();
+        assert_eq!(left.len(), 1, "its chunks are gone, too: {left:?}");
+        let known = DeadLetters::applications(&*store, Monotonic::NEVER, 10).await.unwrap();
+        assert_eq!(known.iter().map(|app| &**app).collect::<Vec<_>>(), ["app"]);
     }
 }

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+#[cfg(feature = "postgres")]
+use crate::commands::cdc;
 use crate::commands::consumer::{capacity, consume, leases, workers};
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
 use crate::commands::demo;
 use crate::commands::election::{elect, guard, leaders, resign};
-#[cfg(feature = "postgres")]
-use crate::commands::{cdc, dlq};
-use crate::commands::{completions, config, doctor, init, man, store, stream};
+use crate::commands::{completions, config, dlq, doctor, init, man, store, stream};
 use crate::duration;
 use crate::settings::{Flag, LogFormat};
 
@@ -120,12 +120,11 @@ pub(crate) enum Command {
     /// Capture row changes of Postgres
     #[cfg(feature = "postgres")]
     Cdc(cdc::Args),
-    /// Look at events that were not published as they were
-    #[cfg(feature = "postgres")]
+    /// Look at events that were not published as they were, and records that could not be processed
     Dlq(dlq::Args),
     /// Read the stream as one of several workers, and hand on its records
     Consume(Box<consume::Args>),
-    /// Show and move the leases of an application's workers
+    /// Show, move, pause and seek the shards of an application's workers
     Leases(leases::Args),
     /// Show how many leases each worker may hold
     Workers(workers::Args),

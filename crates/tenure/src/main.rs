@@ -5,6 +5,7 @@
 //! - `failure.rs` is the one place that knows exit statuses.
 //! - `commands/` has a file per command.
 
+mod agreement;
 mod arguments;
 mod attribute;
 mod commands;

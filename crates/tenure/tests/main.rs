@@ -4,6 +4,7 @@
 mod bad_input;
 #[cfg(feature = "postgres")]
 mod cdc;
+mod consumer;
 mod demo;
 mod election;
 mod long_running;

@@ -7,7 +7,6 @@ pub(crate) mod config;
 pub(crate) mod consumer;
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
 pub(crate) mod demo;
-#[cfg(feature = "postgres")]
 pub(crate) mod dlq;
 pub(crate) mod doctor;
 pub(crate) mod election;
@@ -98,7 +97,6 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let code = cdc::run(args, &context).await?;
             return context.out.flush().map(|()| code);
         }
-        #[cfg(feature = "postgres")]
         Command::Dlq(args) => {
             let context = begin(load_with(&global, args.flags())?.settings, &global, out, false)?;
             let code = dlq::run(args, &context).await?;
@@ -155,7 +153,6 @@ impl Command {
             Self::Stream(args) => args.only_looks(),
             #[cfg(feature = "postgres")]
             Self::Cdc(args) => args.only_looks(),
-            #[cfg(feature = "postgres")]
             Self::Dlq(args) => args.only_looks(),
             Self::Leases(args) => args.only_looks(),
             Self::Leaders(_) | Self::Workers(_) | Self::Capacity(_) | Self::Completions(_) | Self::Man(_) => {

@@ -18,7 +18,9 @@ pub(crate) use address_text::AddressText;
 pub(crate) use capture::Capture;
 #[cfg(feature = "postgres")]
 pub(crate) use capture::{Destination, LeadershipKind};
-pub(crate) use consumption::{BalanceBy, Consumption, From, OnFailure};
+#[cfg(feature = "kubernetes")]
+pub(crate) use consumption::CountedWorkload;
+pub(crate) use consumption::{BalanceBy, Consumption, From, KubernetesCount, OnFailure, WorkerCount};
 pub(crate) use layers::{Flag, Loaded, load};
 pub(crate) use template::{Preset, template};
 
@@ -241,7 +243,9 @@ impl Settings {
             let message = format!("`{scheme}:` is no database: write postgres://user@host:port/database");
             return Err((at("postgres.url"), message));
         }
-        self.cdc.validate().map_err(|(name, message)| (at(&format!("cdc.{name}")), message))
+        self.cdc.validate().map_err(|(name, message)| (at(&format!("cdc.{name}")), message))?;
+        let consumer = self.consumer.validate(&self.election.table);
+        consumer.map_err(|(name, message)| (at(&format!("consumer.{name}")), message))
     }
 
     /// The value of a key as it may be shown: masked, and absent if there is none.

@@ -167,8 +167,10 @@ from = "trim-horizon"
 # each worker, and never more than the limit. Default: false, 80
 enable_dynamic_max_leases = false
 max_leases_limit = 80
-# How many workers there are meant to be; WORKER_COUNT in the environment says it, too.
-# Default: as many as give signs of life
+# How many workers there are meant to be: a number, heartbeats (as many as give signs of life), or by the
+# Kubernetes API (needs a build with `--features kubernetes`) kubernetes:deployment/NAME,
+# kubernetes:statefulset/NAME or kubernetes:pods/SELECTOR, with ?namespace=NAME or ?kubeconfig=PATH if need be.
+# Default: WORKER_COUNT in the environment, or heartbeats
 # worker_count = 3
 # What shards are shared out by: count, or bytes (as measured). Default: count
 balance = "count"

@@ -144,6 +144,8 @@ fn a_command_that_does_not_listen_is_killed_after_its_grace() {
     let command = bob.command();
     bob.signal(Signal::TERM);
     bob.wait_for_log("ending the command");
+    // What follows at once is taken for a copy, as `timeout` sends one.
+    tenure_clock::pause_thread(Duration::from_millis(500));
     bob.signal(Signal::TERM);
     let begun = SystemClock.monotonic();
     bob.status();

@@ -20,7 +20,6 @@ use std::process::ExitCode;
 use tenure_cdc::transport::{Endpoint, PublicationName, SlotName};
 use tenure_stream::identity::Lanes;
 
-pub(crate) use self::teardown::agreed;
 use crate::context::Context;
 use crate::failure::{misuse, misuse_if_invalid};
 use crate::settings::Flag;

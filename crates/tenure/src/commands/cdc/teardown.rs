@@ -1,6 +1,5 @@
 //! `tenure cdc teardown`: removes the slot, and what the store keeps of a pipeline.
 
-use std::io::{BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::Context as _;
@@ -11,8 +10,9 @@ use tenure_store::{Condition, StoreExt as _, Written};
 
 use super::destination::Place;
 use super::{Pipeline, fleet, setup, sql};
+use crate::agreement::agreed;
 use crate::context::Context;
-use crate::failure::{misuse, misuse_if_invalid};
+use crate::failure::misuse_if_invalid;
 use crate::output::one_line;
 use crate::settings::Flag;
 
@@ -112,20 +112,4 @@ fn say(context: &Context, what: &str, outcome: &str, name: &str) -> anyhow::Resu
         || json!({ "what": what, "outcome": outcome, "name": name }),
         || one_line(&format!("{what:11}  {outcome:8}  {name}")),
     )
-}
-
-/// Asks a person.
-///
-/// # Errors
-/// A misuse if there is none.
-pub(crate) fn agreed(question: &str) -> anyhow::Result<bool> {
-    let input = std::io::stdin();
-    if !input.is_terminal() {
-        return Err(misuse(format!("this would {question}: say so with --yes")));
-    }
-    let mut told = std::io::stderr();
-    write!(told, "This will {}. Type yes to go on: ", one_line(question)).and_then(|()| told.flush())?;
-    let mut answer = String::new();
-    input.lock().read_line(&mut answer).context("read the answer")?;
-    Ok(answer.trim() == "yes")
 }

@@ -46,11 +46,15 @@ impl Args {
 pub(crate) async fn run(context: &Context) -> anyhow::Result<ExitCode> {
     let (store, stream) = (context.store().await?, context.stream().await?);
     let app = &context.settings.consumer.app;
-    let settings = capacity_settings(context);
+    let mut settings = capacity_settings(context);
     let found = context.look(async |by| survey(&*store, by, stream.name(), app, &settings).await).await;
     let found = found.map_err(misuse_if_invalid).context("read the workers' table")?;
+    // Workers may have been told by a flag that these settings lack: what they agreed on is there to see.
+    settings.enable_dynamic_max_leases |= found.coordinator.is_some();
     let told = found.explain(stream.name(), app, &settings);
-    context.out.say(|| as_json(&told, settings.enable_dynamic_max_leases), || as_text(&told))?;
+    let is_dynamic = settings.enable_dynamic_max_leases;
+    let unbounded = !is_dynamic && context.settings.consumer.max_leases.is_none();
+    context.out.say(|| as_json(&told, is_dynamic), || as_text(&told, unbounded))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -73,8 +77,12 @@ fn as_json(told: &Explanation, is_dynamic: bool) -> serde_json::Value {
     })
 }
 
-fn as_text(told: &Explanation) -> String {
+fn as_text(told: &Explanation, unbounded: bool) -> String {
     let mut lines = vec![match told.cap {
+        Some(_) if unbounded => format!(
+            "A worker of `{}` may hold any number of leases: there is no max_leases, and enable_dynamic_max_leases is off.",
+            told.app
+        ),
         Some(cap) => {
             format!("A worker of `{}` may hold {}: {}.", told.app, counted(cap.value, "lease"), cap.why)
         }

@@ -1,25 +1,29 @@
 //! `tenure consume`: a worker that reads its share of the stream's shards.
 
-use std::io::Write as _;
+use std::io::ErrorKind;
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Context as _;
-use async_trait::async_trait;
+use tenure_backend::Kind;
 use tenure_consumer::{
-    Batch, Consumer, Delivered, Failure, OnFailure as FailurePolicy, Settings as ConsumerSettings,
-    ShardContext, ShardProcessor, Stop,
+    Consumer, Delivered, OnFailure as FailurePolicy, ProcessorFactory, Settings as ConsumerSettings,
+    ShardContext,
 };
 use tenure_leases::capacity::{Census, Declared, Heartbeats, WORKER_COUNT};
 use tenure_leases::{Balance, InitialPosition, Settings as LeaseSettings};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::SetOnce;
 
-use super::exec::Exec;
+use super::control::{Controls, Gated};
+use super::exec::{self, Exec};
+use super::print::{Print, Printer};
 use super::{App, capacity_settings, flag};
 use crate::context::Context;
 use crate::failure::{misuse, misuse_if_invalid};
 use crate::record_line::RecordLine;
-use crate::settings::{BalanceBy, Flag, From, OnFailure};
+#[cfg(feature = "kubernetes")]
+use crate::settings::CountedWorkload;
+use crate::settings::{BalanceBy, Flag, From, KubernetesCount, OnFailure, WorkerCount};
 use crate::shutdown;
 
 #[derive(clap::Args)]
@@ -27,7 +31,8 @@ use crate::shutdown;
 Workers with the same --app share the shards: each has a lease on its own, renews it, and gives it up when
 it stops. Whoever starts, stops or crashes, the others take over from the last checkpoint. What `tenure cdc`
 published twice is delivered once; what a worker delivered after its last checkpoint comes again if it
-crashes. On SIGTERM or SIGINT it finishes what it has, stores its progress and gives its shards away.
+crashes. On SIGTERM or SIGINT it finishes what it has, stores its progress and gives its shards away; a command
+that has not ended 30 seconds later is killed, and its records come again. A second signal leaves at once.
 
 Without --exec, records are printed as lines of JSON, and count as processed once they are written.
 With --exec, the command is run by `sh -c` for each batch of a shard, with the batch as lines of JSON on its
@@ -71,8 +76,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     max_leases_limit: Option<String>,
 
-    /// How many workers there are meant to be [default: WORKER_COUNT, or those that give signs of life]
-    #[arg(long, value_name = "N")]
+    /// How many workers there are meant to be: a number, heartbeats, or kubernetes:deployment/NAME,
+    /// kubernetes:statefulset/NAME or kubernetes:pods/SELECTOR, with ?namespace=NAME if need be
+    /// [default: WORKER_COUNT, or those that give signs of life]
+    #[arg(long, value_name = "COUNT")]
     worker_count: Option<String>,
 
     /// How often progress is stored [default: 5s]
@@ -128,31 +135,54 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         Some(name) => name.clone(),
         None => crate::instance::name(&context.env).context("name this worker")?,
     };
+    // A stream that is not there is a mistake in its name; one that cannot be reached is waited for.
+    match context.look(async |by| stream.describe(by).await).await {
+        Err(error) if error.kind() == Kind::Invalid => {
+            return Err(misuse_if_invalid(error)).context("look at the stream");
+        }
+        _ => {}
+    }
+    let controls =
+        Controls::new(store.clone(), &context.env, &context.settings.election.table, &consumer.app);
+    let controls = Arc::new(controls);
     let settings = consumer_settings(context, args.accept_loss);
+    let census = census(context).await?;
     let consumer = Consumer::builder(stream, store, &consumer.app, worker)
         .env(context.env.clone())
         .leases(lease_settings(context))
         .settings(settings)
-        .capacity(capacity_settings(context), census(context)?);
-    let printer = Arc::new(Printer { stop: stop.clone(), closed: Mutex::new(None) });
-    let ran = match args.exec {
+        .capacity(capacity_settings(context), census);
+    let printer = Arc::new(Printer::new(stop.clone()));
+    let processors: Box<dyn ProcessorFactory> = match args.exec {
         Some(command) => {
+            shutdown::before_leaving_at_once(exec::kill_all);
             let command: Arc<str> = command.into();
-            Box::pin(
-                consumer.run(move |_: &ShardContext| Exec { command: command.clone() }, stop.cancelled()),
-            )
-            .await
+            Box::new(move |_: &ShardContext| Exec { command: command.clone() })
         }
         None => {
             let printer = printer.clone();
-            Box::pin(
-                consumer.run(move |_: &ShardContext| Print { printer: printer.clone() }, stop.cancelled()),
-            )
-            .await
+            Box::new(move |_: &ShardContext| Print { printer: printer.clone() })
         }
     };
+    let started = Arc::new(SetOnce::new());
+    let gated = Gated { inner: processors, controls: controls.clone(), worker: started.clone() };
+    let ran = async {
+        let consumer = consumer.start(gated).await?;
+        // Nobody else sets it.
+        let _ = started.set(consumer.handle().clone());
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => {}
+            ended = consumer.ended() => ended?,
+            () = controls.pass_on(consumer.handle()) => {}
+        }
+        consumer.stop().await
+    };
+    let ran = Box::pin(ran).await;
     ran.map_err(misuse_if_invalid).context("consume the stream")?;
-    match printer.closed.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    match printer.take_closed() {
+        // Whoever read has seen enough, as after `| head`.
+        Some(error) if error.kind() == ErrorKind::BrokenPipe => Ok(ExitCode::SUCCESS),
         Some(error) => Err(anyhow::Error::new(error).context("write to standard output")),
         None => Ok(ExitCode::SUCCESS),
     }
@@ -162,7 +192,6 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
 pub(super) fn lease_settings(context: &Context) -> LeaseSettings {
     let consumer = &context.settings.consumer;
     LeaseSettings {
-        lease: consumer.lease.0,
         balance: match consumer.balance {
             BalanceBy::Count => Balance::Count,
             BalanceBy::Bytes => Balance::Bytes,
@@ -173,7 +202,7 @@ pub(super) fn lease_settings(context: &Context) -> LeaseSettings {
             From::At(_) => InitialPosition::AtTimestamp,
         },
         coordination_table: context.settings.election.table.clone(),
-        ..LeaseSettings::default()
+        ..consumer.lease_settings()
     }
 }
 
@@ -198,15 +227,49 @@ fn consumer_settings(context: &Context, accept_loss: bool) -> ConsumerSettings {
 }
 
 /// Who tells how many workers there are meant to be.
-fn census(context: &Context) -> anyhow::Result<Arc<dyn Census>> {
-    if let Some(count) = context.settings.consumer.worker_count {
-        return Ok(Arc::new(Declared::new(count.0.0.into()).map_err(misuse_if_invalid)?));
+async fn census(context: &Context) -> anyhow::Result<Arc<dyn Census>> {
+    let consumer = &context.settings.consumer;
+    if !consumer.enable_dynamic_max_leases.0 {
+        if consumer.worker_count.is_some() {
+            tracing::warn!("worker_count is of no use without enable_dynamic_max_leases");
+        }
+        return Ok(Arc::new(Heartbeats));
     }
-    match std::env::var(WORKER_COUNT) {
-        Ok(text) => Ok(Arc::new(Declared::from_variable(&text).map_err(misuse_if_invalid)?)),
-        Err(std::env::VarError::NotPresent) => Ok(Arc::new(Heartbeats)),
-        Err(error) => Err(misuse(format!("{WORKER_COUNT}: {error}"))),
+    match consumer.worker_count.as_ref().map(|count| &count.0) {
+        Some(WorkerCount::Declared(count)) => {
+            Ok(Arc::new(Declared::new((*count).into()).map_err(misuse_if_invalid)?))
+        }
+        Some(WorkerCount::Heartbeats) => Ok(Arc::new(Heartbeats)),
+        Some(WorkerCount::Kubernetes(of)) => kubernetes(of, context).await,
+        None => match std::env::var(WORKER_COUNT) {
+            Ok(text) => Ok(Arc::new(Declared::from_variable(&text).map_err(misuse_if_invalid)?)),
+            Err(std::env::VarError::NotPresent) => Ok(Arc::new(Heartbeats)),
+            Err(error) => Err(misuse(format!("{WORKER_COUNT}: {error}"))),
+        },
     }
+}
+
+#[cfg(feature = "kubernetes")]
+async fn kubernetes(of: &KubernetesCount, context: &Context) -> anyhow::Result<Arc<dyn Census>> {
+    use tenure_leases::capacity::{Kubernetes, Workload};
+    let workload = match &of.workload {
+        CountedWorkload::Pods(selector) => Workload::ReadyPods(selector.clone()),
+        CountedWorkload::Deployment(name) => Workload::Deployment(name.clone()),
+        CountedWorkload::StatefulSet(name) => Workload::StatefulSet(name.clone()),
+    };
+    let namespace = of.namespace.as_deref();
+    let asked = Kubernetes::connect(of.kubeconfig.as_deref(), namespace, workload, &context.env).await;
+    Ok(Arc::new(asked.map_err(misuse_if_invalid).context("count workers by the Kubernetes API")?))
+}
+
+#[cfg(not(feature = "kubernetes"))]
+#[expect(clippy::unused_async, reason = "as the other")]
+async fn kubernetes(of: &KubernetesCount, _: &Context) -> anyhow::Result<Arc<dyn Census>> {
+    Err(misuse(format!(
+        "worker_count `{}`: this build does not know the Kubernetes API: build it with `--features kubernetes`, or \
+         give a number or `heartbeats`",
+        of.shown()
+    )))
 }
 
 /// Records of a shard, a line of JSON each.
@@ -228,36 +291,4 @@ pub(super) fn lines(shard: &ShardContext, records: &[Delivered]) -> Vec<u8> {
         lines.push(b'\n');
     }
     lines
-}
-
-/// Standard output, shared by all shards.
-struct Printer {
-    stop: CancellationToken,
-    /// Why nothing can be printed any more.
-    closed: Mutex<Option<std::io::Error>>,
-}
-
-struct Print {
-    printer: Arc<Printer>,
-}
-
-#[async_trait]
-impl ShardProcessor for Print {
-    async fn process(&mut self, batch: &Batch) -> Result<(), Failure> {
-        let lines = lines(batch.shard(), batch.records());
-        // Whoever reads our output may be slow, and leases must be renewed meanwhile.
-        let written = tokio::task::spawn_blocking(move || {
-            let mut out = std::io::stdout().lock();
-            out.write_all(&lines).and_then(|()| out.flush())
-        });
-        if let Err(error) = written.await? {
-            let shown = error.to_string();
-            *self.printer.closed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-            // Nobody is left to read for.
-            self.printer.stop.cancel();
-            // No record is to blame.
-            return Err(Stop::Processor(shown).into());
-        }
-        Ok(())
-    }
 }

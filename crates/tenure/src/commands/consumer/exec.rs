@@ -4,8 +4,9 @@
 //! checkpoint never passes what a command has read and not dealt with, as it would if one command were fed
 //! for ever.
 
+use std::collections::BTreeSet;
 use std::process::{ExitStatus, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -19,6 +20,18 @@ use super::consume::lines;
 /// Most records that one command gets: what it has done is settled before the next, so that a slow command
 /// loses little when its shard goes elsewhere.
 const RECORDS_MAX: usize = 500;
+
+/// The process groups of all commands that run.
+static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+/// Kills all commands that run: their worker leaves at once, and their shards will be another's.
+pub(super) fn kill_all() {
+    for group in std::mem::take(&mut *GROUPS.lock().unwrap_or_else(PoisonError::into_inner)) {
+        if let Some(group) = Pid::from_raw(group) {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+}
 
 /// Runs the command for each batch of one shard.
 pub(super) struct Exec {
@@ -34,8 +47,14 @@ impl ShardProcessor for Exec {
             }
             let mut running = Running::start(&self.command, batch.shard())?;
             let status = running.feed(lines(batch.shard(), records)).await?;
-            if !status.success() {
-                return Err(format!("the command ended with {status}").into());
+            match status.code() {
+                Some(0) => {}
+                // What a shell says of a command that it cannot find, or not run: no record is to blame.
+                Some(code @ (126 | 127)) => {
+                    let text = format!("the command could not be run (status {code}): correct --exec");
+                    return Err(Error::unavailable(text).into());
+                }
+                _ => return Err(format!("the command ended with {status}").into()),
             }
             if let Some(last) = records.last() {
                 batch.settle_through(last);
@@ -65,6 +84,9 @@ impl Running {
             // No record is to blame.
             .map_err(|error| Error::unavailable("start the command").because(error))?;
         let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        if let Some(group) = group {
+            GROUPS.lock().unwrap_or_else(PoisonError::into_inner).insert(group.as_raw_pid());
+        }
         Ok(Self { child, group })
     }
 
@@ -85,14 +107,23 @@ impl Running {
             () = &mut feeding => self.child.wait().await,
         };
         let status = ended.map_err(failed)?;
-        self.group = None;
+        // What it left in the background is its own business.
+        self.forget();
         Ok(status)
+    }
+}
+
+impl Running {
+    fn forget(&mut self) -> Option<Pid> {
+        let group = self.group.take()?;
+        GROUPS.lock().unwrap_or_else(PoisonError::into_inner).remove(&group.as_raw_pid());
+        Some(group)
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        if let Some(group) = self.group {
+        if let Some(group) = self.forget() {
             // It may have ended by itself a moment ago.
             let _ = kill_process_group(group, Signal::KILL);
         }

@@ -1,5 +1,6 @@
 //! `tenure leases`: who has which shard, and moving them.
 
+use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -12,8 +13,9 @@ use tenure_leases::{Checkpoint, Lease, LeaseKey, WorkerId};
 
 use super::App;
 use super::consume::lease_settings;
+use super::control::{Controls, LOOK_INTERVAL, Wish, position};
 use crate::context::Context;
-use crate::failure::misuse_if_invalid;
+use crate::failure::{misuse, misuse_if_invalid};
 use crate::output::{aligned, counted, one_line};
 use crate::settings::Flag;
 use crate::{duration, looking};
@@ -25,7 +27,9 @@ Examples:
   tenure leases list --app orders
   tenure leases plan
   tenure leases move shardId-000000000002 worker-3
-  tenure leases release shardId-000000000002")]
+  tenure leases release shardId-000000000002
+  tenure leases pause shardId-000000000002
+  tenure leases seek shardId-000000000002 latest")]
 pub(crate) struct Args {
     #[command(subcommand)]
     verb: Verb,
@@ -35,7 +39,8 @@ pub(crate) struct Args {
 enum Verb {
     /// Show every lease: who has it, how far it is, and what it waits for
     #[command(after_help = "\
-One line per lease, by name: its owner (and who hands it over at the moment), its checkpoint, its parents.
+One line per lease, by name: its owner (and who hands it over at the moment, and whether it is paused), its
+checkpoint, its parents.
 A checkpoint is a sequence number (with .N for the Nth of those that were put in one record), TRIM_HORIZON,
 LATEST or AT_TIMESTAMP if nothing was read yet, or SHARD_END.
 
@@ -74,12 +79,45 @@ have it takes it, from its last checkpoint.
 
 Examples:
   tenure leases release shardId-000000000002")]
-    Release {
+    Release(OneLease),
+    /// Have a shard left alone: its worker keeps it and reads nothing
+    #[command(after_help = "\
+Holds until `tenure leases resume`, whoever has the shard, also over restarts. Workers of `tenure consume` follow
+within a few seconds, and finish the batch that they have.
+
+Examples:
+  tenure leases pause shardId-000000000002 --app orders")]
+    Pause(OneLease),
+    /// Have a shard read again that was left alone
+    #[command(after_help = "\
+Examples:
+  tenure leases resume shardId-000000000002 --app orders")]
+    Resume(OneLease),
+    /// Have a shard read from elsewhere
+    #[command(after_help = "\
+POSITION is trim-horizon (the oldest record), latest (what comes from now on), a sequence number, or a moment.
+The worker of `tenure consume` that has the shard, or takes it next, finishes its batch, stores its checkpoint and
+begins there, within a few seconds. A checkpoint does not go back: after a step back none is stored until the old
+one is passed, and a worker that starts before that goes on at the old one.
+
+Examples:
+  tenure leases seek shardId-000000000002 latest --app orders
+  tenure leases seek shardId-000000000002 2026-11-16T09:30:00Z")]
+    Seek {
         #[command(flatten)]
-        app: App,
-        /// The lease, as `tenure leases list` shows it
-        lease: String,
+        lease: OneLease,
+        /// Where to
+        #[arg(value_name = "POSITION")]
+        to: String,
     },
+}
+
+#[derive(clap::Args)]
+struct OneLease {
+    #[command(flatten)]
+    app: App,
+    /// The lease, as `tenure leases list` shows it
+    lease: String,
 }
 
 #[derive(clap::Args)]
@@ -101,7 +139,10 @@ impl Args {
     pub(crate) fn flags(&self) -> Vec<Flag> {
         match &self.verb {
             Verb::List(args) => args.app.flags(),
-            Verb::Plan(app) | Verb::Move { app, .. } | Verb::Release { app, .. } => app.flags(),
+            Verb::Plan(app) | Verb::Move { app, .. } => app.flags(),
+            Verb::Release(lease) | Verb::Pause(lease) | Verb::Resume(lease) | Verb::Seek { lease, .. } => {
+                lease.app.flags()
+            }
         }
     }
 
@@ -120,22 +161,45 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let store = context.store().await?;
     let app = &context.settings.consumer.app;
     let admin = Admin::new(&*store, &context.env, app, &lease_settings(context));
+    let controls = Controls::new(store.clone(), &context.env, &context.settings.election.table, app);
+    let look = async || -> tenure_backend::Result<_> {
+        Ok((admin.inventory().await?, controls.wishes(context.by()).await?))
+    };
+    let there = async |by| {
+        let coordination = &context.settings.election.table;
+        let described =
+            store.describe_table(by, app).await?.zip(store.describe_table(by, coordination).await?);
+        Ok(described.is_some())
+    };
+    let begun = context.look(there).await.map_err(misuse_if_invalid).context("look for the lease table")?;
     match args.verb {
         Verb::List(args) if args.watch => {
-            let look = async || admin.inventory().await;
-            return looking::until_asked_to_end(context, app, args.interval, look, |found| {
-                list(&found, context)
+            let again = async || match there(context.by()).await? {
+                true => look().await,
+                false => Ok(Default::default()),
+            };
+            return looking::until_asked_to_end(context, app, args.interval, again, |(found, wishes)| {
+                list(&found, &wishes, context)
             })
             .await;
         }
+        Verb::List(_) if !begun => list(&Inventory::default(), &BTreeMap::new(), context)?,
         Verb::List(_) => {
-            let found = context.look(async |_| admin.inventory().await).await.map_err(misuse_if_invalid);
-            list(&found.context("read the leases")?, context)?;
+            let found = context.look(async |_| look().await).await.map_err(misuse_if_invalid);
+            let (found, wishes) = found.context("read the leases")?;
+            list(&found, &wishes, context)?;
         }
+        Verb::Plan(_) if !begun => show_plan(&Plan::default(), context)?,
         Verb::Plan(_) => {
             let balance = lease_settings(context).balance;
             let planned = context.look(async |_| admin.plan(balance).await).await.map_err(misuse_if_invalid);
             show_plan(&planned.context("read the leases")?, context)?;
+        }
+        _ if !begun => {
+            return Err(misuse(format!(
+                "application `{app}` has no leases yet: a worker makes them when it starts (`tenure consume --app \
+                 {app}`); or correct --app"
+            )));
         }
         Verb::Move { lease, worker, .. } => {
             let (lease, worker) = (LeaseKey::from(lease.as_str()), WorkerId::from(worker.as_str()));
@@ -151,7 +215,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                 },
             )?;
         }
-        Verb::Release { lease, .. } => {
+        Verb::Release(OneLease { lease, .. }) => {
             let lease = LeaseKey::from(lease.as_str());
             let moved = admin.release(&lease).await.map_err(misuse_if_invalid)?;
             tell(
@@ -166,8 +230,50 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                 },
             )?;
         }
+        Verb::Pause(OneLease { lease, .. }) => {
+            let (lease, follows) = one(&admin, &lease, context).await?;
+            controls.pause(context.by(), &lease, true).await.map_err(misuse_if_invalid)?;
+            wished(context, &lease, "paused", &format!("{follows} leaves it alone until it is resumed"))?;
+        }
+        Verb::Resume(OneLease { lease, .. }) => {
+            let (lease, follows) = one(&admin, &lease, context).await?;
+            controls.pause(context.by(), &lease, false).await.map_err(misuse_if_invalid)?;
+            wished(context, &lease, "resumed", &format!("{follows} reads it"))?;
+        }
+        Verb::Seek { lease: OneLease { lease, .. }, to } => {
+            position(&to).map_err(misuse)?;
+            let (lease, follows) = one(&admin, &lease, context).await?;
+            controls.seek(context.by(), &lease, &to).await.map_err(misuse_if_invalid)?;
+            wished(context, &lease, "asked", &format!("{follows} reads on from {to}"))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A lease that is there and not at its end, and who follows what is wanted of it.
+async fn one(admin: &Admin<'_>, lease: &str, context: &Context) -> anyhow::Result<(LeaseKey, String)> {
+    let found = context.look(async |_| admin.inventory().await).await.map_err(misuse_if_invalid);
+    let found = found.context("read the leases")?;
+    let Some(row) = found.leases.iter().find(|row| row.key.as_str() == lease) else {
+        let app = &context.settings.consumer.app;
+        return Err(misuse(format!(
+            "application `{app}` has no lease `{lease}`: see `tenure leases list --app {app}`"
+        )));
+    };
+    if row.checkpoint.is_end() {
+        return Err(misuse(format!("lease {lease} was read to its end: there is nothing left to read")));
+    }
+    let follows = match &row.owner {
+        Some(owner) => {
+            format!("{} follows within {}s and", one_line(owner.as_str()), 2 * LOOK_INTERVAL.as_secs())
+        }
+        None => "nobody has it: whoever takes it".to_owned(),
+    };
+    Ok((row.key.clone(), follows))
+}
+
+fn wished(context: &Context, lease: &LeaseKey, outcome: &str, what: &str) -> anyhow::Result<()> {
+    context.out.say(|| json!({ "lease": lease.as_str(), "outcome": outcome }), || format!("{lease}: {what}"))
 }
 
 fn tell(context: &Context, lease: &LeaseKey, moved: Moved, what: &str) -> anyhow::Result<()> {
@@ -189,6 +295,8 @@ struct Line {
     owner: Option<String>,
     /// Who hands it over at the moment.
     giver: Option<String>,
+    /// Whether it is to be left alone.
+    paused: bool,
     counter: u64,
     checkpoint: String,
     parents: Vec<String>,
@@ -197,8 +305,9 @@ struct Line {
 }
 
 impl Line {
-    fn of(lease: &Lease) -> Self {
+    fn of(lease: &Lease, paused: bool) -> Self {
         Self {
+            paused,
             lease: lease.key.to_string(),
             stream: lease.stream.as_deref().map(str::to_owned),
             shard: lease.shard.to_string(),
@@ -217,6 +326,7 @@ impl Line {
             (Some(owner), Some(giver)) => format!("{giver} -> {owner}"),
             (owner, giver) => owner.as_ref().or(giver.as_ref()).map_or_else(|| "-".to_owned(), Clone::clone),
         };
+        let owner = if self.paused { format!("{owner} (paused)") } else { owner };
         let parents = if self.parents.is_empty() { "-".to_owned() } else { self.parents.join(",") };
         [
             one_line(&self.lease),
@@ -240,8 +350,9 @@ fn shown(checkpoint: &Checkpoint) -> String {
     }
 }
 
-fn list(found: &Inventory, context: &Context) -> anyhow::Result<()> {
-    let lines: Vec<_> = found.leases.iter().map(Line::of).collect();
+fn list(found: &Inventory, wishes: &BTreeMap<LeaseKey, Wish>, context: &Context) -> anyhow::Result<()> {
+    let is_paused = |lease: &Lease| wishes.get(&lease.key).is_some_and(|wish| wish.paused);
+    let lines: Vec<_> = found.leases.iter().map(|lease| Line::of(lease, is_paused(lease))).collect();
     if context.out.is_json() {
         for line in &lines {
             context.out.json_line(line)?;
@@ -294,7 +405,9 @@ fn show_plan(plan: &Plan, context: &Context) -> anyhow::Result<()> {
     for one in &plan.moves {
         context.out.line(&format!("{}: from {} to {}", one.key, one.from, one.to))?;
     }
-    if plan.placements.is_empty() && plan.moves.is_empty() {
+    if plan.share == 0 && plan.placements.is_empty() && plan.moves.is_empty() {
+        context.out.line("nothing to do: there are no leases to share out, or no workers")?;
+    } else if plan.placements.is_empty() && plan.moves.is_empty() {
         context.out.line(&format!("nothing to do: a worker's share is {}", counted(plan.share, "lease")))?;
     }
     if plan.deficit > 0 {

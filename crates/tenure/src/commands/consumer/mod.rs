@@ -1,12 +1,14 @@
 //! Reading the stream: `tenure consume`, and what its workers agree on.
 //!
-//! - `consume.rs` runs a worker; `exec.rs` is the command that it runs for each shard.
-//! - `leases.rs` shows and moves leases; `workers.rs` and `capacity.rs` show how many each worker may hold.
+//! - `consume.rs` runs a worker; `print.rs` prints its records, `exec.rs` runs a command for them.
+//! - `leases.rs` shows and moves leases, `control.rs` is how it tells workers to pause and seek; `workers.rs` and `capacity.rs` show how many each worker may hold.
 
 pub(crate) mod capacity;
 pub(crate) mod consume;
+mod control;
 mod exec;
 pub(crate) mod leases;
+mod print;
 pub(crate) mod workers;
 
 use tenure_leases::capacity::Settings as CapacitySettings;

@@ -83,7 +83,10 @@ fn show(found: &Survey, context: &Context) -> anyhow::Result<()> {
         None => context.out.line(
             "there is no table of workers yet: they make it when they run with enable_dynamic_max_leases",
         )?,
-        Some(table) if rows.is_empty() => context.out.line(&format!("table `{table}` has no rows"))?,
+        Some(table) if rows.is_empty() => {
+            let app = &context.settings.consumer.app;
+            context.out.line(&format!("table `{table}` has no rows of application `{app}`"))?;
+        }
         Some(_) => {
             let head = HEAD.map(str::to_owned);
             let lines: Vec<_> = std::iter::once(head).chain(rows.iter().map(Line::cells)).collect();
