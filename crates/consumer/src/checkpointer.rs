@@ -145,6 +145,10 @@ impl Checkpointer {
     }
 
     pub(crate) fn begin(&self, dedup: Dedup, stored: Option<Marks>) {
+        // Nobody else has it yet. What is stored need not be stored again when it is read once more.
+        if let Ok(mut last) = self.shared.stored.try_lock() {
+            *last = stored.as_ref().map(|stored| (stored.at.clone(), stored.through));
+        }
         *self.progress() = Progress::new(dedup, stored);
     }
 
