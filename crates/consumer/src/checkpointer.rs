@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tenure_backend::{Error, Kind, Result};
+use tenure_clock::WallTime;
 use tenure_leases::{Checkpoint, Holding};
 use tokio::sync::Notify;
 use tracing::warn;
 
 use crate::dedup::Dedup;
-use crate::marks::Marks;
+use crate::marks::{Begun, Marks};
 use crate::meters::Meters;
 use crate::processor::Failure;
 use crate::progress::{Fetched, Progress};
@@ -29,7 +30,7 @@ struct Shared {
     holding: Holding,
     progress: Mutex<Progress>,
     /// What was last stored. Held while one is stored, so that they land in their order.
-    stored: tokio::sync::Mutex<Option<Checkpoint>>,
+    stored: tokio::sync::Mutex<Option<(Checkpoint, Option<WallTime>)>>,
     /// Something was settled.
     settled: Notify,
     /// What went wrong in the background, and that something did.
@@ -44,7 +45,7 @@ impl Checkpointer {
     pub(crate) fn new(holding: Holding, meters: Meters) -> Self {
         let shared = Shared {
             holding,
-            progress: Mutex::new(Progress::new(Dedup::unknown())),
+            progress: Mutex::new(Progress::new(Dedup::unknown(), None)),
             stored: tokio::sync::Mutex::new(None),
             settled: Notify::new(),
             failure: Mutex::new(None),
@@ -95,8 +96,22 @@ impl Checkpointer {
         self.store(&mut stored, marks).await
     }
 
-    async fn store(&self, stored: &mut Option<Checkpoint>, marks: Marks) -> Result<()> {
-        if stored.as_ref() == Some(&marks.at) {
+    /// Stores where a shard was begun that nobody has processed anything of.
+    pub(crate) async fn checkpoint_begun(
+        &self,
+        word: Checkpoint,
+        begun: Begun,
+        through: Option<WallTime>,
+    ) -> Result<()> {
+        let mut stored = self.shared.stored.lock().await;
+        let marks = Marks { begun: Some(begun), through, ..Marks::new(word, false, Dedup::unknown()) };
+        self.store(&mut stored, marks.clone()).await?;
+        self.progress().begun(marks);
+        Ok(())
+    }
+
+    async fn store(&self, stored: &mut Option<(Checkpoint, Option<WallTime>)>, marks: Marks) -> Result<()> {
+        if stored.as_ref().is_some_and(|(at, through)| *at == marks.at && *through == marks.through) {
             return Ok(());
         }
         if self.shared.closed.load(Ordering::Acquire) {
@@ -115,7 +130,7 @@ impl Checkpointer {
         }
         self.shared.holding.checkpoint(marks.at.clone(), Some(encoded.bytes)).await?;
         self.shared.meters.checkpoints.increment(1);
-        *stored = Some(marks.at);
+        *stored = Some((marks.at, marks.through));
         Ok(())
     }
 
@@ -129,8 +144,12 @@ impl Checkpointer {
         self.shared.settled.notify_one();
     }
 
-    pub(crate) fn begin(&self, dedup: Dedup) {
-        *self.progress() = Progress::new(dedup);
+    pub(crate) fn begin(&self, dedup: Dedup, stored: Option<Marks>) {
+        // Nobody else has it yet. What is stored need not be stored again when it is read once more.
+        if let Ok(mut last) = self.shared.stored.try_lock() {
+            *last = stored.as_ref().map(|stored| (stored.at.clone(), stored.through));
+        }
+        *self.progress() = Progress::new(dedup, stored);
     }
 
     pub(crate) fn register(&self, fetched: Arc<Fetched>) -> Range<u64> {

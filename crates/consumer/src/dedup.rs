@@ -67,9 +67,18 @@ pub(crate) struct Source {
     forget_at: usize,
 }
 
-/// What an event adds to what is known. Applied in the order in which the events were read.
+/// What an event adds to what is known, or what a loss takes from it. Applied in the order in which they came.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Step {
+pub struct Step(Kind);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Kind {
+    Seen(Seen),
+    Forgotten,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Seen {
     source: Arc<str>,
     id: Position,
     lane: Lane,
@@ -111,12 +120,13 @@ impl Dedup {
         child
     }
 
-    /// What was before is not known any more: something was lost.
-    pub fn forget(&mut self) {
+    /// What was before is not known any more: something was lost. The step does the same to another state.
+    pub fn forget(&mut self) -> Step {
         self.complete = false;
         for source in &mut self.sources {
             source.known = Some(LaneSet::default());
         }
+        Step(Kind::Forgotten)
     }
 
     /// Judges an event.
@@ -168,6 +178,13 @@ impl Dedup {
 
     /// Takes what an event added elsewhere.
     pub fn apply(&mut self, step: &Step) {
+        match &step.0 {
+            Kind::Seen(seen) => self.see(seen),
+            Kind::Forgotten => _ = self.forget(),
+        }
+    }
+
+    fn see(&mut self, step: &Seen) {
         let complete = self.complete;
         let index = match self.sources.iter().position(|source| source.name == step.source) {
             Some(index) => index,
@@ -208,10 +225,10 @@ impl Dedup {
 
     fn note(&mut self, event: &Header<'_>, new: bool) -> Step {
         let source = self.find(event.source).map_or_else(|| event.source.into(), |found| found.name.clone());
-        let step =
-            Step { source, id: event.id, lane: event.lane, lanes: event.lanes, floor: event.floor, new };
-        self.apply(&step);
-        step
+        let seen =
+            Seen { source, id: event.id, lane: event.lane, lanes: event.lanes, floor: event.floor, new };
+        self.see(&seen);
+        Step(Kind::Seen(seen))
     }
 }
 
@@ -280,7 +297,7 @@ impl Source {
         Floor { era: self.era, below: self.below }
     }
 
-    fn apply(&mut self, step: &Step) {
+    fn apply(&mut self, step: &Seen) {
         if step.id.era > self.era {
             self.era = step.id.era;
             self.below = Lsn(0);

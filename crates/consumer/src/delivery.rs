@@ -94,8 +94,11 @@ impl Delivery {
         // Right before: this is the rule that two workers never deliver at once.
         self.context.recovery.until_valid().await;
         self.context.holding.progress(true);
-        caught(processor.process(&batch)).await?;
-        if processor.settlement() == Settlement::OnReturn {
+        let settlement = caught(async {
+            processor.process(&batch).await?;
+            Ok(processor.settlement())
+        });
+        if settlement.await? == Settlement::OnReturn {
             self.context.checkpointer.settle_numbers(numbers);
         }
         Ok(())

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tenure_clock::WallTime;
 use tenure_stream::identity::Header;
 use tenure_stream::kpl::{self, Found};
 use tenure_stream::{HashRange, SequenceNumber, Stored};
@@ -21,6 +22,8 @@ pub(crate) struct Intake {
     range: HashRange,
     skip: Option<(SequenceNumber, u64)>,
     expect: Option<SequenceNumber>,
+    /// All that arrived before this was read.
+    since: Option<WallTime>,
     on_damaged: OnDamaged,
     accept_loss: bool,
     /// The number of the next record.
@@ -72,6 +75,7 @@ impl Intake {
             range,
             skip: opening.skip.clone(),
             expect: opening.expect.clone(),
+            since: opening.through,
             on_damaged,
             accept_loss,
             next: 0,
@@ -79,24 +83,43 @@ impl Intake {
     }
 
     /// Something was lost: what came before on a lane is not known any more.
-    pub(crate) fn forget(&mut self) {
-        self.dedup.forget();
+    pub(crate) fn forget(&mut self) -> Step {
+        self.dedup.forget()
+    }
+
+    /// Whether it is open if something was trimmed before it was read.
+    pub(crate) const fn is_in_doubt(&self) -> bool {
+        self.expect.is_some()
+    }
+
+    /// Nothing was trimmed, whatever comes next.
+    pub(crate) fn nothing_missed(&mut self) {
+        self.expect = None;
+    }
+
+    /// This record was the last that was taken, and comes again: if it does not, it was trimmed, and maybe more.
+    pub(crate) fn expect_again(&mut self, last: &SequenceNumber, since: Option<WallTime>) {
+        self.skip = Some((last.clone(), u64::MAX));
+        self.expect = Some(last.clone());
+        self.since = since;
     }
 
     /// Takes records, up to the first that stops the shard.
     pub(crate) fn take(&mut self, stored: Vec<Stored>) -> Sorted {
         let mut sorted = Sorted { records: Vec::with_capacity(stored.len()), ..Sorted::default() };
         let last = stored.len().saturating_sub(1);
+        let intact = kpl::intact(stored.iter().map(|record| &record.data));
         for (index, record) in stored.into_iter().enumerate() {
             if let Some(stop) = self.missing(&record) {
                 if !self.accept_loss {
                     sorted.stop = Some(stop);
                     break;
                 }
-                self.dedup.forget();
+                let step = self.dedup.forget();
+                sorted.steps.push((sorted.records.len() as u32, step));
                 sorted.losses.push(stop);
             }
-            if let Err(stop) = self.take_one(record, index == last, &mut sorted) {
+            if let Err(stop) = self.take_one(record, intact[index], index == last, &mut sorted) {
                 sorted.stop = Some(stop);
                 break;
             }
@@ -110,13 +133,19 @@ impl Intake {
         (record.sequence > expected).then(|| {
             // What comes after it was not to be left out.
             self.skip = None;
-            Stop::Trimmed { from: expected, to: record.sequence.clone(), since: None }
+            Stop::Trimmed { from: expected, to: record.sequence.clone(), since: self.since }
         })
     }
 
-    fn take_one(&mut self, record: Stored, is_last: bool, sorted: &mut Sorted) -> Result<(), Stop> {
+    fn take_one(
+        &mut self,
+        record: Stored,
+        is_intact: bool,
+        is_last: bool,
+        sorted: &mut Sorted,
+    ) -> Result<(), Stop> {
         if record.data.starts_with(&kpl::MAGIC) {
-            return self.take_apart(record, sorted);
+            return self.take_apart(record, is_intact, sorted);
         }
         let Stored { sequence, arrived, partition_key, data, .. } = record;
         let end = is_last.then(|| sequence.clone());
@@ -132,8 +161,8 @@ impl Intake {
         Ok(())
     }
 
-    fn take_apart(&mut self, record: Stored, sorted: &mut Sorted) -> Result<(), Stop> {
-        let apart = kpl::deaggregate(&record.partition_key, &record.data, self.range);
+    fn take_apart(&mut self, record: Stored, is_intact: bool, sorted: &mut Sorted) -> Result<(), Stop> {
+        let apart = kpl::deaggregate_checked(&record.partition_key, &record.data, self.range, is_intact);
         match apart.found {
             Found::Aggregated | Found::Plain => {}
             Found::Elsewhere => sorted.counts.elsewhere += 1,
@@ -202,7 +231,7 @@ impl Intake {
     fn deliver(
         &mut self,
         sequence: SequenceNumber,
-        arrived: tenure_clock::WallTime,
+        arrived: WallTime,
         part: Part,
         sorted: &mut Sorted,
     ) -> Result<(), (Stop, SequenceNumber)> {

@@ -1,4 +1,3 @@
-use tenure_clock::WallTime;
 use tenure_leases::Checkpoint;
 use tenure_stream::identity::{Era, Floor, Lane, Lanes, Lsn, Position as Id};
 use tenure_stream::kpl::Aggregator;
@@ -43,6 +42,9 @@ fn opening(skip: Option<(u64, u64)>) -> Opening {
         position: Position::TrimHorizon,
         skip: skip.map(|(sequence, sub)| (sequence.into(), sub)),
         expect: None,
+        through: None,
+        stored: None,
+        undecided: None,
         dedup: Dedup::complete(),
         doubt: None,
     }
@@ -135,6 +137,32 @@ fn a_record_that_should_come_first_and_does_not_was_trimmed() {
     let mut intake = Intake::new(&opening, HashRange::ALL, OnDamaged::Stop, true);
     let sorted = intake.take(vec![record(7, "next")]);
     assert_eq!((shown(&sorted), sorted.losses.len()), ("7.0 | 7.0".to_owned(), 1));
+    // What is stored must know it, too: else the next owner takes what was accepted for a gap.
+    let mut known = Dedup::complete();
+    for (upto, step) in &sorted.steps {
+        assert_eq!(*upto, 0);
+        known.apply(step);
+    }
+    assert!(!known.complete);
+}
+
+#[test]
+fn what_was_read_last_is_looked_for_again_where_it_may_have_been_trimmed() {
+    let since = Some(WallTime::from_millis(70));
+    let mut calm = intake(None);
+    assert_eq!(shown(&calm.take(vec![record(1, "a"), record(2, "b")])), "1.0 2.0 | 2.0");
+    calm.expect_again(&2.into(), since);
+    assert!(calm.is_in_doubt());
+    assert_eq!(shown(&calm.take(vec![record(2, "b"), record(3, "c")])), "3.0 | 3.0");
+    assert!(!calm.is_in_doubt());
+    calm.expect_again(&3.into(), since);
+    let sorted = calm.take(vec![record(9, "i")]);
+    assert_eq!(sorted.stop, Some(Stop::Trimmed { from: 3.into(), to: 9.into(), since }));
+    // The shard was idle, and that is known.
+    let mut idle = intake(Some((2, u64::MAX)));
+    idle.expect_again(&2.into(), since);
+    idle.nothing_missed();
+    assert_eq!(shown(&idle.take(vec![record(9, "i")])), "9.0 | 9.0");
 }
 
 #[test]

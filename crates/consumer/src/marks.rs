@@ -1,33 +1,39 @@
 //! What goes with a checkpoint: the attribute `tenureMarks` of a lease, and the row of `TransactionalMarks`.
 //!
 //! ```text
-//! version 1 │ flags │ sequence, sub │ number of sources │ sources … │ xxh3-64 of all before
+//! version 2 │ flags │ sequence, sub │ begun │ through │ number of sources │ sources … │ xxh3-64 of all before
 //! flags       checkpoint: 0 trim horizon  1 latest  2 timestamp  3 number  4 long number  5 end
-//!             + 8 the record was processed to its last part   + 16 complete
+//!             + 8 the record was processed to its last part   + 16 complete   + 32 begun   + 64 through
+//! begun       0 and a sequence number as text, or 1 and milliseconds: where "latest" or "timestamp" was
+//! through     milliseconds: all that arrived before was read
 //! source      name │ era │ lanes │ floor │ known lanes (0, or 1 and their bits) │ number of marks │ marks …
 //! mark        lanes since the last mark │ commit − floor │ commit − change │ k
 //! ```
 //!
 //! Numbers are varints of seven bits, differences zigzag. A few bytes per mark, and as many marks as the
-//! publisher has events under way.
+//! publisher has events under way. Version 1 is the same without begun and through; it is still read.
 //!
 //! Invariant MK-1: marks belong to the checkpoint that they name. Beside any other they mean nothing.
 
 use bytes::Bytes;
 use tenure_backend::{Error, Kind, Result};
+use tenure_clock::WallTime;
 use tenure_leases::Checkpoint;
-use tenure_stream::SequenceNumber;
 use tenure_stream::identity::{Era, Lanes, Lsn, Position, check_source};
+use tenure_stream::{Position as StreamPosition, SequenceNumber};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::dedup::{Dedup, LaneSet, SOURCES_MAX, Source};
 
 /// Most bytes of marks: a lease is one small row, written often.
 pub const BYTES_MAX: usize = 16 << 10;
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+const VERSION_MIN: u8 = 1;
 const CHECKSUM_BYTES: usize = 8;
 const WHOLE: u8 = 8;
 const COMPLETE: u8 = 16;
+const BEGUN: u8 = 32;
+const THROUGH: u8 = 64;
 
 /// How far a shard was processed, and what is known of what came before.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,6 +44,41 @@ pub struct Marks {
     pub whole: bool,
     /// What is known.
     pub dedup: Dedup,
+    /// Where reading began, as long as the checkpoint is a word that would mean another place later.
+    pub begun: Option<Begun>,
+    /// Everything that arrived before this moment was read: what is missing is not lost if it is not older than
+    /// what the stream keeps.
+    pub through: Option<WallTime>,
+}
+
+/// Where a shard was begun for the first time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Begun {
+    /// At the first record with this number or a higher one.
+    At(SequenceNumber),
+    /// At the first record that arrived then or later.
+    Since(WallTime),
+}
+
+impl Begun {
+    /// A position, if it is one that stays where it is.
+    #[must_use]
+    pub fn of(position: &StreamPosition) -> Option<Self> {
+        match position {
+            StreamPosition::At(sequence) => Some(Self::At(sequence.clone())),
+            StreamPosition::AtTimestamp(moment) => Some(Self::Since(*moment)),
+            StreamPosition::TrimHorizon | StreamPosition::Latest | StreamPosition::After(_) => None,
+        }
+    }
+
+    /// Where to read.
+    #[must_use]
+    pub fn position(&self) -> StreamPosition {
+        match self {
+            Self::At(sequence) => StreamPosition::At(sequence.clone()),
+            Self::Since(moment) => StreamPosition::AtTimestamp(*moment),
+        }
+    }
 }
 
 /// Marks as they are stored.
@@ -50,6 +91,12 @@ pub struct Encoded {
 }
 
 impl Marks {
+    /// Marks of a checkpoint.
+    #[must_use]
+    pub const fn new(at: Checkpoint, whole: bool, dedup: Dedup) -> Self {
+        Self { at, whole, dedup, begun: None, through: None }
+    }
+
     /// In their stored form. Where they are too many, those of the sources with the most are left out, and
     /// it is said that they are not known.
     #[must_use]
@@ -85,7 +132,11 @@ impl Marks {
         let flag = |set: bool, bit: u8| if set { bit } else { 0 };
         out.extend_from_slice(&[
             VERSION,
-            checkpoint | flag(self.whole, WHOLE) | flag(dedup.complete, COMPLETE),
+            checkpoint
+                | flag(self.whole, WHOLE)
+                | flag(dedup.complete, COMPLETE)
+                | flag(self.begun.is_some(), BEGUN)
+                | flag(self.through.is_some(), THROUGH),
         ]);
         if let Checkpoint::At { sequence, sub } = &self.at {
             match sequence.as_u64() {
@@ -93,6 +144,20 @@ impl Marks {
                 None => push_sized(&mut out, sequence.to_string().as_bytes()),
             }
             push_varint(&mut out, *sub);
+        }
+        match &self.begun {
+            None => {}
+            Some(Begun::At(sequence)) => {
+                out.push(0);
+                push_sized(&mut out, sequence.to_string().as_bytes());
+            }
+            Some(Begun::Since(moment)) => {
+                out.push(1);
+                push_moment(&mut out, *moment);
+            }
+        }
+        if let Some(through) = self.through {
+            push_moment(&mut out, through);
         }
         push_varint(&mut out, dedup.sources.len() as u64);
         for source in &dedup.sources {
@@ -113,7 +178,7 @@ impl Marks {
         if bytes.len() > BYTES_MAX || xxh3_64(body) != u64::from_le_bytes(*checksum) {
             return Err(damaged());
         }
-        if let Some(version) = body.first().filter(|version| **version != VERSION) {
+        if let Some(version) = body.first().filter(|version| !(VERSION_MIN..=VERSION).contains(*version)) {
             let text = format!("the stored marks are of version {version}: update this program to read them");
             return Err(Error::invalid(text));
         }
@@ -157,6 +222,10 @@ fn push_sized(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
+fn push_moment(out: &mut Vec<u8>, moment: WallTime) {
+    push_varint(out, zigzag(moment.as_millis() as u64));
+}
+
 /// Small numbers for small differences, up or down.
 const fn zigzag(difference: u64) -> u64 {
     (difference << 1) ^ ((difference as i64 >> 63) as u64)
@@ -180,11 +249,23 @@ impl<'a> Scan<'a> {
             2 => Checkpoint::AtTimestamp,
             3 => Checkpoint::At { sequence: self.varint()?.into(), sub: self.varint()? },
             4 => {
-                let sequence: SequenceNumber = std::str::from_utf8(self.sized()?).ok()?.parse().ok()?;
+                let sequence = self.sequence()?;
                 Checkpoint::At { sequence, sub: self.varint()? }
             }
             5 => Checkpoint::ShardEnd,
             _ => return None,
+        };
+        let begun = match flags & BEGUN {
+            0 => None,
+            _ => Some(match self.take(1)? {
+                [0] => Begun::At(self.sequence()?),
+                [1] => Begun::Since(self.moment()?),
+                _ => return None,
+            }),
+        };
+        let through = match flags & THROUGH {
+            0 => None,
+            _ => Some(self.moment()?),
         };
         let complete = flags & COMPLETE != 0;
         let count = usize::try_from(self.varint()?).ok().filter(|count| *count <= SOURCES_MAX)?;
@@ -196,7 +277,17 @@ impl<'a> Scan<'a> {
             at,
             whole: flags & WHOLE != 0,
             dedup: Dedup { sources, complete },
+            begun,
+            through,
         })
+    }
+
+    fn sequence(&mut self) -> Option<SequenceNumber> {
+        std::str::from_utf8(self.sized()?).ok()?.parse().ok()
+    }
+
+    fn moment(&mut self) -> Option<WallTime> {
+        Some(WallTime::from_millis(unzigzag(self.varint()?) as i64))
     }
 
     fn source(&mut self, complete: bool) -> Option<Source> {
@@ -277,7 +368,11 @@ mod tests {
             let event = header("shop", lane, commit, 0x16_B374_D000, Lanes::default());
             assert_eq!(dedup.take(&event).0, Verdict::New);
         }
-        Marks { at: Checkpoint::At { sequence: 1234.into(), sub: 5 }, whole: true, dedup }
+        Marks::new(Checkpoint::At { sequence: 1234.into(), sub: 5 }, true, dedup)
+    }
+
+    fn unhex(text: &str) -> Vec<u8> {
+        (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
     }
 
     fn hex(bytes: &[u8]) -> String {
@@ -288,10 +383,19 @@ mod tests {
     fn old_bytes_are_read_for_ever() {
         // In rows of running systems: if this changes, it is a new version, and the old one stays readable.
         let old = "011bd20905010473686f7003800880a0d39beb020002079021800100a402804080010045e13f3b61a8ed20";
-        assert_eq!(hex(&example().encode().bytes), old);
-        let bytes: Vec<u8> =
-            (0..old.len()).step_by(2).map(|at| u8::from_str_radix(&old[at..at + 2], 16).unwrap()).collect();
-        assert_eq!(Marks::decode(&bytes).unwrap(), example());
+        assert_eq!(Marks::decode(&unhex(old)).unwrap(), example());
+        let second = "021bd20905010473686f7003800880a0d39beb020002079021800100a4028040800100d82624053b3350d6";
+        assert_eq!(hex(&example().encode().bytes), second);
+        assert_eq!(Marks::decode(&unhex(second)).unwrap(), example());
+        let moment = WallTime::from_millis(1_800_000_000_000);
+        let begun = Marks {
+            begun: Some(Begun::Since(moment)),
+            through: Some(moment),
+            ..Marks::new(Checkpoint::Latest, false, Dedup::unknown())
+        };
+        let third = "02610180c0e285e36880c0e285e36800b69e871c047a4a1f";
+        assert_eq!(hex(&begun.encode().bytes), third);
+        assert_eq!(Marks::decode(&unhex(third)).unwrap(), begun);
     }
 
     #[test]
@@ -305,8 +409,10 @@ mod tests {
             Checkpoint::At { sequence: long.parse().unwrap(), sub: 0 },
             Checkpoint::ShardEnd,
         ] {
-            let marks = Marks { at, whole: false, dedup: Dedup::unknown() };
-            assert_eq!(Marks::decode(&marks.encode().bytes).unwrap(), marks);
+            for begun in [None, Some(Begun::At(long.parse().unwrap())), Some(Begun::At(7.into()))] {
+                let marks = Marks { begun, ..Marks::new(at.clone(), false, Dedup::unknown()) };
+                assert_eq!(Marks::decode(&marks.encode().bytes).unwrap(), marks);
+            }
         }
     }
 
@@ -322,7 +428,7 @@ mod tests {
             assert_eq!(Marks::decode(&damaged).unwrap_err().kind(), Kind::Corrupt, "{at}");
         }
         let mut newer = bytes[..bytes.len() - CHECKSUM_BYTES].to_vec();
-        newer[0] = 2;
+        newer[0] = 3;
         newer.extend_from_slice(&xxh3_64(&newer).to_le_bytes());
         assert_eq!(Marks::decode(&newer).unwrap_err().kind(), Kind::Invalid);
     }
@@ -336,7 +442,7 @@ mod tests {
             assert_eq!(dedup.take(&event).0, Verdict::New);
         }
         assert_eq!(dedup.take(&header("small", 1, 1_000_000, 5000, lanes)).0, Verdict::New);
-        let marks = Marks { at: Checkpoint::ShardEnd, whole: false, dedup };
+        let marks = Marks::new(Checkpoint::ShardEnd, false, dedup);
         let encoded = marks.encode();
         assert_eq!(encoded.cut, 1);
         assert!(encoded.bytes.len() <= BYTES_MAX);
@@ -355,7 +461,7 @@ mod tests {
         #[test]
         fn marks_come_back(
             events in prop::collection::vec((0_usize..3, 0_u16..1024, 100_u64..u64::MAX, any::<u64>(), 0_u32..60), 0..80),
-            complete: bool, whole: bool, sequence: u64, sub: u64,
+            complete: bool, whole: bool, sequence: u64, sub: u64, through: Option<i64>,
         ) {
             let mut dedup = if complete { Dedup::complete() } else { Dedup::unknown() };
             for (source, lane, commit, below, shift) in events {
@@ -363,7 +469,9 @@ mod tests {
                 let event = header(["a", "b-2", "c.d"][source], lane, commit, below >> shift, Lanes::default());
                 let _ = dedup.take(&event);
             }
-            let marks = Marks { at: Checkpoint::At { sequence: sequence.into(), sub }, whole, dedup: dedup.compacted() };
+            let at = Checkpoint::At { sequence: sequence.into(), sub };
+            let through = through.map(WallTime::from_millis);
+            let marks = Marks { through, ..Marks::new(at, whole, dedup.compacted()) };
             prop_assert_eq!(Marks::decode(&marks.encode().bytes).unwrap(), marks);
         }
 

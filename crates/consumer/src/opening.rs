@@ -5,7 +5,12 @@
 //! | a record, and marks that name it | right after it, or within it | as stored |
 //! | a record, and no marks or others | within it: what is left of it, if anything | not known |
 //! | TRIM_HORIZON, and there are parents | at the oldest record | what the parents' readers knew |
+//! | LATEST, AT_TIMESTAMP, and marks that name it | where the first reader found it to be | not known |
 //! | TRIM_HORIZON, LATEST, AT_TIMESTAMP | there | not known |
+//!
+//! LATEST is another place a second later, and the moment of AT_TIMESTAMP is a setting. So the first reader finds
+//! out where that is and stores it ([`Opening::undecided`]) before it delivers anything: whoever takes over before
+//! the first checkpoint begins there, too.
 //!
 //! Also from TRIM_HORIZON without parents the marks are not known: what a shard has trimmed in good time is
 //! nobody's loss, and yet the event before the first may be missing.
@@ -18,7 +23,7 @@ use tenure_leases::{Checkpoint, Lease};
 use tenure_stream::{HashRange, Position, SequenceNumber};
 
 use crate::dedup::Dedup;
-use crate::marks::Marks;
+use crate::marks::{Begun, Marks};
 
 /// Where to begin.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,8 +32,15 @@ pub struct Opening {
     pub position: Position,
     /// What to leave out at the beginning: of this record all up to and including this part.
     pub skip: Option<(SequenceNumber, u64)>,
-    /// The record that must come first; if it does not, it has been trimmed, and maybe more with it.
+    /// The record that must come first; if it does not, it has been trimmed, and maybe more with it. 0 if there is
+    /// none that could: then whatever comes is too late, unless `through` says otherwise.
     pub expect: Option<SequenceNumber>,
+    /// All that arrived before this was read, or is nobody's loss.
+    pub through: Option<WallTime>,
+    /// What is stored beside the lease, if reading begins there.
+    pub stored: Option<Marks>,
+    /// What the lease says, if that would be another place later: to be found out and stored.
+    pub undecided: Option<Checkpoint>,
     /// What is known of what came before.
     pub dedup: Dedup,
     /// Why marks that there should be are not known.
@@ -94,7 +106,7 @@ impl SeekTo {
             Self::Timestamp(moment) => Position::AtTimestamp(*moment),
             Self::Sequence(sequence) => Position::At(sequence.clone()),
         };
-        Opening { position, skip: None, expect: None, dedup: Dedup::unknown(), doubt: None }
+        Opening::from(position)
     }
 }
 
@@ -112,7 +124,10 @@ impl Opening {
         let range = lease.range.unwrap_or(HashRange::ALL);
         match start {
             Start::Marks(marks) => {
-                return Self::at(&marks.at, timestamp, marks.dedup.clone(), Some(marks.whole), None);
+                let opening = Self::at(&marks.at, timestamp, marks.dedup.clone(), Some(marks.whole), None)?;
+                // Where both stand at one place, the lease's may know better that nothing has come since.
+                let beside = stored(lease).ok().filter(|beside| beside.at == marks.at);
+                return Ok(opening.map(|opening| Self { through: marks.through, ..opening }.beside(beside)));
             }
             Start::Parents(marks) => {
                 // A parent whose row says nothing may have marks beside its lease: what was stored there is never
@@ -128,7 +143,11 @@ impl Opening {
         }
         match &lease.checkpoint {
             Checkpoint::At { .. } => match stored(lease) {
-                Ok(marks) => Self::at(&lease.checkpoint, timestamp, marks.dedup, Some(marks.whole), None),
+                Ok(marks) => {
+                    let dedup = marks.dedup.clone();
+                    let opening = Self::at(&lease.checkpoint, timestamp, dedup, Some(marks.whole), None)?;
+                    Ok(opening.map(|opening| opening.beside(Some(marks))))
+                }
                 Err(doubt) => Self::at(&lease.checkpoint, timestamp, Dedup::unknown(), None, Some(doubt)),
             },
             Checkpoint::TrimHorizon if !lease.parents.is_empty() => {
@@ -138,8 +157,42 @@ impl Opening {
                 let doubt = states.iter().any(|(state, _)| state.is_none()).then_some(Doubt::Parent);
                 Self::at(&lease.checkpoint, timestamp, Dedup::after(&states, range), None, doubt)
             }
+            word @ (Checkpoint::Latest | Checkpoint::AtTimestamp) => {
+                if let Some((begun, marks)) = begun(lease) {
+                    return Ok(Some(Self::begun(&begun, marks)));
+                }
+                let opening = Self::at(word, timestamp, Dedup::unknown(), None, None)?;
+                Ok(opening.map(|opening| Self { undecided: Some(word.clone()), ..opening }))
+            }
             other => Self::at(other, timestamp, Dedup::unknown(), None, None),
         }
+    }
+
+    const fn from(position: Position) -> Self {
+        Self {
+            position,
+            skip: None,
+            expect: None,
+            through: None,
+            stored: None,
+            undecided: None,
+            dedup: Dedup::unknown(),
+            doubt: None,
+        }
+    }
+
+    fn begun(begun: &Begun, marks: Marks) -> Self {
+        // A stream that counts in 64 bits says itself what it trimmed.
+        let silent = matches!(begun, Begun::Since(_)) && marks.through.is_some();
+        let dedup = marks.dedup.clone();
+        let expect = silent.then(|| 0.into());
+        Self { expect, dedup, ..Self::from(begun.position()) }.beside(Some(marks))
+    }
+
+    fn beside(mut self, stored: Option<Marks>) -> Self {
+        self.through = self.through.max(stored.as_ref().and_then(|stored| stored.through));
+        self.stored = stored;
+        self
     }
 
     fn at(
@@ -149,8 +202,7 @@ impl Opening {
         whole: Option<bool>,
         doubt: Option<Doubt>,
     ) -> Result<Option<Self>> {
-        let from =
-            |position| Self { position, skip: None, expect: None, dedup: Dedup::unknown(), doubt: None };
+        let from = Self::from;
         let opening = match checkpoint {
             Checkpoint::ShardEnd => return Ok(None),
             Checkpoint::TrimHorizon => from(Position::TrimHorizon),
@@ -194,6 +246,12 @@ fn with_missing<'a>(
         known.iter().map(|(marks, range)| (marks.as_ref().map(|marks| &marks.dedup), *range)).collect();
     states.resize(states.len().max(lease.parents.len()), (None, None));
     states
+}
+
+/// Where the first reader of a lease found its checkpoint to be.
+fn begun(lease: &Lease) -> Option<(Begun, Marks)> {
+    let marks = stored(lease).ok()?;
+    Some((marks.begun.clone()?, marks))
 }
 
 /// The marks of a lease, if they are those of its checkpoint.

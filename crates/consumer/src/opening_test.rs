@@ -45,7 +45,7 @@ fn seen(commit: u64) -> Dedup {
 }
 
 fn with_marks(mut lease: Lease, at: Checkpoint, whole: bool) -> Lease {
-    lease.marks = Some(Marks { at, whole, dedup: seen(10) }.encode().bytes);
+    lease.marks = Some(Marks::new(at, whole, seen(10)).encode().bytes);
     lease
 }
 
@@ -121,10 +121,67 @@ fn other_places_to_begin() {
 #[test]
 fn a_processor_with_a_store_of_its_own_begins_there() {
     let lease = with_marks(lease(0, at("7", 2)), at("7", 2), true);
-    let own = Marks { at: at("90", 0), whole: true, dedup: seen(50) };
+    let own = Marks::new(at("90", 0), true, seen(50));
     let opening = Opening::new(&lease, &[], &Start::Marks(own.clone()), None).unwrap().unwrap();
     assert_eq!(opening.position, Position::After(90.into()));
     let opening = Opening::new(&lease, &[], &Start::Parents(vec![own]), None).unwrap().unwrap();
     assert_eq!(opening.position, Position::TrimHorizon);
     assert_eq!(opening.dedup.judge(&header(50)), Verdict::Duplicate);
+}
+
+fn moment(millis: i64) -> Option<WallTime> {
+    Some(WallTime::from_millis(millis))
+}
+
+#[test]
+fn a_word_that_means_another_place_later_is_found_out_once() {
+    for word in [Checkpoint::Latest, Checkpoint::AtTimestamp] {
+        let first = Opening::new(&lease(0, word.clone()), &[], &Start::Lease, moment(5)).unwrap().unwrap();
+        assert_eq!((first.undecided, first.stored), (Some(word.clone()), None));
+        for (begun, position) in [
+            (Begun::At(7.into()), Position::At(7.into())),
+            (Begun::Since(WallTime::from_millis(900)), Position::AtTimestamp(WallTime::from_millis(900))),
+        ] {
+            let mut lease = lease(0, word.clone());
+            let marks = Marks { begun: Some(begun), ..Marks::new(word.clone(), false, Dedup::unknown()) };
+            lease.marks = Some(marks.encode().bytes);
+            // Also where no moment is configured any more, or another.
+            for timestamp in [None, moment(6)] {
+                let next = Opening::new(&lease, &[], &Start::Lease, timestamp).unwrap().unwrap();
+                assert_eq!((&next.position, &next.undecided, &next.expect), (&position, &None, &None));
+                assert_eq!(next.stored.as_ref(), Some(&marks));
+            }
+            // Another kind of worker has set the lease back: the marks are of another checkpoint.
+            lease.checkpoint = Checkpoint::TrimHorizon;
+            assert_eq!(open(&lease).position, Position::TrimHorizon);
+        }
+    }
+}
+
+#[test]
+fn a_moment_that_the_stream_may_not_keep_any_more_is_in_doubt() {
+    let mut lease = lease(0, Checkpoint::Latest);
+    let marks = Marks {
+        begun: Some(Begun::Since(WallTime::from_millis(900))),
+        through: moment(950),
+        ..Marks::new(Checkpoint::Latest, false, Dedup::unknown())
+    };
+    lease.marks = Some(marks.encode().bytes);
+    let next = open(&lease);
+    assert_eq!((next.expect, next.through), (Some(0.into()), moment(950)));
+}
+
+#[test]
+fn whichever_store_knows_longer_that_nothing_came_is_believed() {
+    let marks = |sequence: &str, through| Marks {
+        through: moment(through),
+        ..Marks::new(at(sequence, 0), true, Dedup::unknown())
+    };
+    let mut lease = lease(0, at(LONG, 0));
+    lease.marks = Some(marks(LONG, 500).encode().bytes);
+    assert_eq!(open(&lease).through, moment(500));
+    let from = |own| Opening::new(&lease, &[], &Start::Marks(own), None).unwrap().unwrap();
+    assert_eq!((from(marks(LONG, 400)).through, from(marks(LONG, 600)).through), (moment(500), moment(600)));
+    let elsewhere = from(marks("49590338271490256608559692538361571095921575989136588899", 400));
+    assert_eq!((elsewhere.through, elsewhere.stored), (moment(400), None));
 }

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
+use tenure_clock::WallTime;
 use tenure_leases::Checkpoint;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -25,8 +26,10 @@ pub(crate) struct Fetched {
     pub(crate) records: Vec<Delivered>,
     /// What the events added to the marks, each with how many records come up to and including it.
     pub(crate) steps: Vec<(u32, Step)>,
-    /// How far the read came, with what is not delivered.
-    pub(crate) end: Place,
+    /// How far the read came, with what is not delivered. `None`: nowhere.
+    pub(crate) end: Option<Place>,
+    /// All that arrived before this was read.
+    pub(crate) through: Option<WallTime>,
     /// What it takes in memory.
     pub(crate) bytes: usize,
     /// Its part of the budget, given back when nobody needs it any more.
@@ -41,6 +44,10 @@ pub(crate) struct Progress {
     /// What is known as of the watermark.
     dedup: Dedup,
     at: Option<Place>,
+    /// All that arrived before this is at or before the watermark.
+    through: Option<WallTime>,
+    /// What is stored, for as long as the watermark is no further.
+    stored: Option<Marks>,
     bytes: usize,
 }
 
@@ -72,7 +79,7 @@ impl Pending {
     /// The place right after its first `records`.
     fn place(&self, records: u64) -> Option<Place> {
         if records == self.fetched.records.len() as u64 {
-            return Some(self.fetched.end.clone());
+            return self.fetched.end.clone();
         }
         let last = usize::try_from(records.checked_sub(1)?).ok()?;
         self.fetched.records.get(last).map(Delivered::place)
@@ -80,8 +87,23 @@ impl Pending {
 }
 
 impl Progress {
-    pub(crate) fn new(dedup: Dedup) -> Self {
-        Self { watermark: Watermark::default(), pending: VecDeque::new(), dedup, at: None, bytes: 0 }
+    /// `stored` are the marks beside the checkpoint at which reading begins, if it begins there.
+    pub(crate) fn new(dedup: Dedup, stored: Option<Marks>) -> Self {
+        Self {
+            watermark: Watermark::default(),
+            pending: VecDeque::new(),
+            dedup,
+            at: None,
+            through: stored.as_ref().and_then(|stored| stored.through),
+            stored,
+            bytes: 0,
+        }
+    }
+
+    /// These are stored now, and nothing has been processed.
+    pub(crate) fn begun(&mut self, marks: Marks) {
+        self.through = marks.through;
+        self.stored = Some(marks);
     }
 
     /// Takes note of what was read.
@@ -93,7 +115,7 @@ impl Progress {
             pending.step(u64::MAX, &mut self.dedup);
         }
         if tenure_planted::is("checkpoint_as_read") {
-            self.at = Some(pending.fetched.end.clone());
+            self.at = pending.fetched.end.clone();
         }
         self.pending.push_back(pending);
         self.advance();
@@ -118,6 +140,7 @@ impl Progress {
                 break;
             }
             self.bytes -= pending.fetched.bytes;
+            self.through = self.through.max(pending.fetched.through);
             self.pending.pop_front();
         }
     }
@@ -144,23 +167,25 @@ impl Progress {
 
     /// A checkpoint there.
     pub(crate) fn marks(&self) -> Option<Marks> {
-        let at = self.at.as_ref()?;
-        Some(Marks { at: at.checkpoint(), whole: at.whole, dedup: self.dedup.clone() })
+        let Some(at) = &self.at else {
+            // Nothing was processed, and yet more may be known: that nothing has come for long.
+            let stored = self.stored.as_ref().filter(|stored| stored.through < self.through)?;
+            return Some(Marks { dedup: self.dedup.clone(), through: self.through, ..stored.clone() });
+        };
+        let marks = Marks::new(at.checkpoint(), at.whole, self.dedup.clone());
+        Some(Marks { through: self.through, ..marks })
     }
 
     /// A checkpoint at the end of the shard. `None` while something is not settled.
     pub(crate) fn marks_at_end(&self) -> Option<Marks> {
-        (self.outstanding() == 0).then(|| Marks {
-            at: Checkpoint::ShardEnd,
-            whole: true,
-            dedup: self.dedup.clone(),
-        })
+        (self.outstanding() == 0).then(|| Marks::new(Checkpoint::ShardEnd, true, self.dedup.clone()))
     }
 
     /// The checkpoint that there would be if everything up to `end` (excluded) were settled.
     pub(crate) fn marks_through(&self, end: u64) -> Option<Marks> {
         let mut dedup = self.dedup.clone();
         let mut at = self.at.clone();
+        let mut passed = self.through;
         for pending in &self.pending {
             if pending.first >= end && !pending.fetched.records.is_empty() {
                 break;
@@ -170,8 +195,11 @@ impl Progress {
                 Pending { fetched: pending.fetched.clone(), first: pending.first, stepped: pending.stepped };
             through.step(records, &mut dedup);
             at = through.place(records).or(at);
+            if end >= pending.end() {
+                passed = passed.max(pending.fetched.through);
+            }
         }
-        at.map(|at| Marks { at: at.checkpoint(), whole: at.whole, dedup })
+        at.map(|at| Marks { through: passed, ..Marks::new(at.checkpoint(), at.whole, dedup) })
     }
 }
 
@@ -209,8 +237,9 @@ pub(crate) mod tests {
             });
             steps.extend(step.map(|step| (records.len() as u32, step)));
         }
-        let end = Place { sequence: (sequences.last().unwrap() + 5).into(), sub: 0, whole: true };
-        Arc::new(Fetched { records, steps, end, bytes: 10, _permit: None })
+        let end = Some(Place { sequence: (sequences.last().unwrap() + 5).into(), sub: 0, whole: true });
+        let through = Some(WallTime::from_millis(*sequences.last().unwrap() as i64));
+        Arc::new(Fetched { records, steps, end, through, bytes: 10, _permit: None })
     }
 
     fn shown(marks: Option<Marks>) -> String {
@@ -223,7 +252,7 @@ pub(crate) mod tests {
     #[test]
     fn marks_are_those_of_the_watermark_and_not_of_what_was_read() {
         let mut read = Dedup::complete();
-        let mut progress = Progress::new(Dedup::complete());
+        let mut progress = Progress::new(Dedup::complete(), None);
         assert_eq!(shown(progress.marks()), "nothing");
         progress.register(fetch(&mut read, 0, &[10, 20, 30]));
         progress.register(fetch(&mut read, 3, &[40, 50]));
@@ -245,14 +274,85 @@ pub(crate) mod tests {
 
     #[test]
     fn what_is_dropped_is_passed_once_all_before_it_is_settled() {
-        let mut progress = Progress::new(Dedup::complete());
+        let mut progress = Progress::new(Dedup::complete(), None);
         let mut read = Dedup::complete();
         progress.register(fetch(&mut read, 0, &[10]));
-        let end = Place { sequence: 99.into(), sub: 0, whole: true };
-        let dropped = Fetched { records: Vec::new(), steps: Vec::new(), end, bytes: 1, _permit: None };
+        let end = Some(Place { sequence: 99.into(), sub: 0, whole: true });
+        let dropped =
+            Fetched { records: Vec::new(), steps: Vec::new(), end, through: None, bytes: 1, _permit: None };
         progress.register(Arc::new(dropped));
         assert_eq!(shown(progress.marks()), "nothing");
         progress.settle(0..1);
         assert_eq!(shown(progress.marks()), "at 99, seen up to 10");
+    }
+    fn note(millis: i64) -> Arc<Fetched> {
+        let through = Some(WallTime::from_millis(millis));
+        Arc::new(Fetched {
+            records: Vec::new(),
+            steps: Vec::new(),
+            end: None,
+            through,
+            bytes: 0,
+            _permit: None,
+        })
+    }
+
+    fn through(marks: Option<Marks>) -> Option<i64> {
+        marks.and_then(|marks| marks.through).map(WallTime::as_millis)
+    }
+
+    #[test]
+    fn that_nothing_came_is_known_once_all_before_it_is_settled() {
+        let mut read = Dedup::complete();
+        let mut progress = Progress::new(Dedup::complete(), None);
+        progress.register(fetch(&mut read, 0, &[10]));
+        progress.register(note(500));
+        assert_eq!(through(progress.marks_through(1)), Some(500));
+        assert_eq!(progress.marks(), None);
+        progress.settle(0..1);
+        assert_eq!(
+            (shown(progress.marks()), through(progress.marks())),
+            ("at 15, seen up to 10".to_owned(), Some(500))
+        );
+    }
+
+    #[test]
+    fn while_nothing_is_processed_the_stored_marks_are_stored_again_only_if_more_is_known() {
+        let at = Checkpoint::At { sequence: 10.into(), sub: 3 };
+        let known =
+            Marks { through: Some(WallTime::from_millis(100)), ..Marks::new(at, true, Dedup::complete()) };
+        let mut progress = Progress::new(Dedup::complete(), Some(known.clone()));
+        assert_eq!(progress.marks(), None);
+        progress.register(note(100));
+        assert_eq!(progress.marks(), None);
+        progress.register(note(101));
+        assert_eq!(progress.marks(), Some(Marks { through: Some(WallTime::from_millis(101)), ..known }));
+        let mut elsewhere = Progress::new(Dedup::complete(), None);
+        elsewhere.register(note(100));
+        assert_eq!(elsewhere.marks(), None, "whoever began elsewhere stores nothing");
+    }
+
+    #[test]
+    fn an_accepted_loss_is_in_the_marks() {
+        let mut read = Dedup::complete();
+        let mut progress = Progress::new(Dedup::complete(), None);
+        progress.register(fetch(&mut read, 0, &[10]));
+        let end = Some(Place { sequence: 30.into(), sub: 0, whole: true });
+        let steps = vec![(0, read.forget())];
+        progress.register(Arc::new(Fetched {
+            records: Vec::new(),
+            steps,
+            end,
+            through: None,
+            bytes: 0,
+            _permit: None,
+        }));
+        assert_eq!(progress.marks(), None);
+        progress.settle(0..1);
+        let marks = progress.marks().unwrap();
+        assert_eq!(
+            (shown(Some(marks.clone())), marks.dedup.complete),
+            ("at 30, seen up to 10".to_owned(), false)
+        );
     }
 }

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_backend::{Error, Kind};
+use tenure_backend::{Error, Kind, Retry, retry_policy};
 use tenure_clock::{Monotonic, WallTime};
 use tenure_stream::{BYTES_PER_READ, Cursor, Position, Read, SequenceNumber, Stored, Stream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -17,8 +17,9 @@ use tracing::{error, info, warn};
 
 use crate::claim_checks::ClaimChecks;
 use crate::intake::{Intake, Sorted};
+use crate::marks::Begun;
 use crate::progress::Fetched;
-use crate::record::{Delivered, PointerKind};
+use crate::record::{Delivered, Place, PointerKind};
 use crate::recovery::Recovery;
 use crate::stop::Stop;
 
@@ -30,6 +31,13 @@ const RESERVE_MIN: usize = 64 << 10;
 const RECORD_BYTES: usize = size_of::<Delivered>() + 32;
 /// A shard that was idle for so long is looked at again after an eighth of it.
 const IDLE_SHARE: u32 = 8;
+/// How far the clocks of the stream and of whoever reads it may be apart, with the time until a record can be read:
+/// within it of the end of the retention, a record may be there or not.
+const CLOCKS_APART_MAX: Duration = Duration::from_secs(300);
+/// That nothing has come is noted so many times in the time for which the stream keeps records.
+const NOTES_PER_RETENTION: u32 = 8;
+/// How often a stream is asked for its retention when it matters.
+const DESCRIBE_ATTEMPTS_MAX: u32 = 3;
 /// So much of the stream's retention behind, records are about to be lost.
 const BEHIND_ALARM_PERCENT: u32 = 80;
 /// How often that is said.
@@ -38,6 +46,9 @@ const BEHIND_ALARM_EVERY: Duration = Duration::from_secs(60);
 /// What a shard task gets.
 #[derive(Debug)]
 pub(crate) enum Item {
+    /// Where LATEST or AT_TIMESTAMP is, and up to when nothing can have been missed: to be stored before anything
+    /// is delivered.
+    Begun(Begun, Option<WallTime>),
     /// Records, and how far they are behind.
     Batch(Arc<Fetched>, Duration),
     /// The shard is closed, and this was its end.
@@ -55,6 +66,10 @@ pub(crate) struct ShardReader {
     pub(crate) budget: Arc<Semaphore>,
     /// Where reading begins.
     pub(crate) start: Position,
+    /// The lease begins there by a word that would mean another place later.
+    pub(crate) undecided: bool,
+    /// All that arrived before this was read by whoever read before.
+    pub(crate) through: Option<WallTime>,
 }
 
 /// What is known while reading.
@@ -62,6 +77,10 @@ struct Reading {
     cursor: Cursor,
     /// The last record that was read, and when it had arrived.
     last: Option<(SequenceNumber, WallTime)>,
+    /// All that arrived before this was read, as far as that is known.
+    through: Option<WallTime>,
+    /// The record that was looked for again before the last read.
+    verified: Option<SequenceNumber>,
     /// When reading began, for a cursor at the end that was forgotten before anything came.
     began: WallTime,
     /// What the next read is expected to take.
@@ -89,24 +108,38 @@ impl ShardReader {
     async fn read_all(&mut self, out: &mpsc::Sender<Item>) -> Result<(), Item> {
         let began = self.recovery.env.clock.wall();
         let cursor = self.cursor(&self.start).await?;
-        let described = self.stream.describe(self.recovery.by()).await;
+        if self.undecided {
+            let item = self.begun(&cursor, began);
+            if out.send(item).await.is_err() {
+                return Ok(());
+            }
+        }
+        let retention = self.retention().await;
+        if self.intake.is_in_doubt() && is_kept(self.through, began, retention) {
+            self.intake.nothing_missed();
+        }
         let mut reading = Reading {
             cursor,
             last: None,
+            through: self.through,
+            verified: None,
             began,
             // Nothing is known of this shard: as much as a read may take.
             reserve: BYTES_PER_READ,
             idle_since: None,
-            retention: described.ok().map(|described| described.retention_age),
+            retention,
             alarmed: None,
         };
         loop {
             let Some(permit) = self.reserve(reading.reserve).await else { return Ok(()) };
+            self.verify(&mut reading).await?;
             let read = self.read(&mut reading).await?;
             let (records, next, behind) = match read {
                 Read::Records(batch) => (batch.records, batch.next, batch.behind),
                 Read::Trimmed { from, to } => {
-                    self.trimmed(&mut reading, from, to).await?;
+                    if !self.trimmed(&mut reading, from, to, out).await? {
+                        return Ok(());
+                    }
                     continue;
                 }
             };
@@ -116,6 +149,7 @@ impl ShardReader {
                 reading.idle_since = None;
                 if let Some(last) = records.last() {
                     reading.last = Some((last.sequence.clone(), last.arrived));
+                    reading.through = reading.through.max(Some(last.arrived));
                 }
                 let sent = self.hand_on(&mut reading, records, permit, behind, out).await?;
                 if !sent {
@@ -130,6 +164,9 @@ impl ShardReader {
                 None => return Err(Item::End),
             }
             if is_empty && behind.is_zero() {
+                if !self.note_idle(&mut reading, out).await {
+                    return Ok(());
+                }
                 self.wait(&mut reading).await;
             }
         }
@@ -144,6 +181,7 @@ impl ShardReader {
         behind: Duration,
         out: &mpsc::Sender<Item>,
     ) -> Result<bool, Item> {
+        let through = records.last().map(|last| last.arrived);
         let bytes: usize =
             records.iter().map(|record| record.data.len() + record.partition_key.len() + RECORD_BYTES).sum();
         let mut sorted = self.intake.take(records);
@@ -167,12 +205,13 @@ impl ShardReader {
         if let Some((index, stop)) = broken {
             // What comes before it is delivered; it is not.
             sorted.cut(index);
-            self.send(sorted, bytes, Some(permit), behind, out).await;
+            self.send(sorted, None, bytes, Some(permit), behind, out).await;
             return Err(Item::Stop(stop));
         }
         reading.reserve = (2 * bytes).clamp(RESERVE_MIN, BYTES_PER_READ);
         let permit = self.settle_reserve(permit, bytes);
-        let sent = self.send(sorted, bytes, Some(permit), behind, out).await;
+        let through = through.filter(|_| stop.is_none());
+        let sent = self.send(sorted, through, bytes, Some(permit), behind, out).await;
         match stop {
             Some(stop) => Err(Item::Stop(stop)),
             None => Ok(sent),
@@ -182,14 +221,17 @@ impl ShardReader {
     async fn send(
         &self,
         sorted: Sorted,
+        through: Option<WallTime>,
         bytes: usize,
         permit: Option<OwnedSemaphorePermit>,
         behind: Duration,
         out: &mpsc::Sender<Item>,
     ) -> bool {
         let Sorted { records, steps, end, .. } = sorted;
-        let Some(end) = end else { return true };
-        let fetched = Fetched { records, steps, end, bytes, _permit: permit };
+        if end.is_none() {
+            return true;
+        }
+        let fetched = Fetched { records, steps, end, through, bytes, _permit: permit };
         out.send(Item::Batch(Arc::new(fetched), behind)).await.is_ok()
     }
 
@@ -293,22 +335,100 @@ impl ShardReader {
         Ok(())
     }
 
+    /// `false` if nobody listens any more.
     async fn trimmed(
         &mut self,
         reading: &mut Reading,
         from: SequenceNumber,
         to: SequenceNumber,
-    ) -> Result<(), Item> {
-        let since = reading.last.as_ref().map(|(_, arrived)| *arrived);
-        let stop = Stop::Trimmed { from, to: to.clone(), since };
+        out: &mpsc::Sender<Item>,
+    ) -> Result<bool, Item> {
+        let stop = Stop::Trimmed { from, to: to.clone(), since: reading.through };
         if !self.recovery.settings.accept_loss {
             return Err(Item::Stop(stop));
         }
         self.recovery.meters.losses.increment(1);
         error!(reason = stop.name(), detail = %stop, "going on after a loss, as accept_loss says");
-        self.intake.forget();
+        // Stored with the next checkpoint, also if nothing comes any more: it was accepted once and for all.
+        let steps = vec![(0, self.intake.forget())];
+        let before = to.as_u64().and_then(|to| to.checked_sub(1));
+        let end = before.map(|before| Place { sequence: before.into(), sub: 0, whole: true });
+        let passed = Fetched { records: Vec::new(), steps, end, through: None, bytes: 0, _permit: None };
         reading.cursor = self.cursor(&Position::At(to)).await?;
+        Ok(out.send(Item::Batch(Arc::new(passed), Duration::ZERO)).await.is_ok())
+    }
+
+    // === streams that do not say what they trimmed ===
+
+    /// Where reading begins, for whoever takes over before anything is processed.
+    fn begun(&self, cursor: &Cursor, began: WallTime) -> Item {
+        // Asked for again, "latest" would be later.
+        let begun = Begun::of(cursor.position()).unwrap_or(Begun::Since(began - CLOCKS_APART_MAX));
+        let through = match (&self.start, &begun) {
+            (Position::Latest, Begun::Since(moment)) => Some(*moment),
+            // What a moment in the past leaves out is nobody's loss, and an embedded stream tells.
+            _ => None,
+        };
+        Item::Begun(begun, through)
+    }
+
+    /// How long the stream keeps records, if it says so.
+    async fn retention(&self) -> Option<Duration> {
+        for failures in 1..=DESCRIBE_ATTEMPTS_MAX {
+            match self.stream.describe(self.recovery.by()).await {
+                Ok(described) => return Some(described.retention_age),
+                // Only where it decides something is it worth to wait for.
+                Err(error) if self.intake.is_in_doubt() && retry_policy(error.kind()) != Retry::Never => {
+                    self.recovery.env.clock.sleep(self.recovery.pause(failures)).await;
+                }
+                Err(_) => break,
+            }
+        }
+        None
+    }
+
+    /// Whoever stood still for as long as records are kept looks for the record that it read last: if that is gone,
+    /// so may be others.
+    async fn verify(&mut self, reading: &mut Reading) -> Result<(), Item> {
+        let Some((last, _)) = reading.last.as_ref().filter(|(last, _)| last.as_u64().is_none()) else {
+            return Ok(());
+        };
+        let now = self.recovery.env.clock.wall();
+        // Not twice for one record: a read may answer with that alone.
+        let is_new = reading.verified.as_ref() != Some(last);
+        if is_new && reading.retention.is_some() && !is_kept(reading.through, now, reading.retention) {
+            let last = last.clone();
+            reading.cursor = self.cursor(&Position::At(last.clone())).await?;
+            self.intake.expect_again(&last, reading.through);
+            reading.verified = Some(last);
+        }
         Ok(())
+    }
+
+    /// Notes now and then that nothing has come, so that the next owner of a shard that is idle for longer than
+    /// records are kept does not take the missing record for a loss. `false` if nobody listens any more.
+    async fn note_idle(&self, reading: &mut Reading, out: &mpsc::Sender<Item>) -> bool {
+        let Some(retention) = reading.retention.filter(|_| self.is_silent(reading)) else { return true };
+        let now = self.recovery.env.clock.wall();
+        let is_due = reading.through.is_none_or(|through| through + retention / NOTES_PER_RETENTION <= now);
+        // As long as it is open whether something is missing, this would hide it.
+        if !is_due || self.intake.is_in_doubt() {
+            return true;
+        }
+        reading.through = Some(now);
+        let (records, steps) = (Vec::new(), Vec::new());
+        let note = Fetched { records, steps, end: None, through: Some(now), bytes: 0, _permit: None };
+        out.send(Item::Batch(Arc::new(note), Duration::ZERO)).await.is_ok()
+    }
+
+    /// Whether the stream does not say what it trimmed, as far as that can be told by its numbers.
+    fn is_silent(&self, reading: &Reading) -> bool {
+        match (&reading.last, &self.start) {
+            (Some((last, _)), _) => last.as_u64().is_none(),
+            (None, Position::At(sequence) | Position::After(sequence)) => sequence.as_u64().is_none(),
+            (None, Position::AtTimestamp(_)) => true,
+            (None, Position::TrimHorizon | Position::Latest) => false,
+        }
     }
 
     fn watch_behind(&self, reading: &mut Reading, behind: Duration) {
@@ -361,6 +481,14 @@ impl ShardReader {
             }
         }
         permit
+    }
+}
+
+/// Whether everything that arrived since `through` is still there.
+fn is_kept(through: Option<WallTime>, now: WallTime, retention: Option<Duration>) -> bool {
+    match (through, retention) {
+        (Some(through), Some(retention)) => through - CLOCKS_APART_MAX >= now - retention,
+        _ => false,
     }
 }
 

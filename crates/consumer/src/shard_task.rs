@@ -13,13 +13,14 @@
 //! - CO-4: whatever stops a shard is told, and the shard is not read again at once.
 
 use std::future::{Future, pending};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_backend::{Error, Kind, Result};
-use tenure_clock::{Clock, Monotonic};
-use tenure_leases::{Ending, Holding};
+use tenure_clock::{Clock, Monotonic, WallTime, within};
+use tenure_leases::{Checkpoint, Ending, Holding};
 use tenure_stream::{HashRange, Stream};
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
@@ -30,11 +31,12 @@ use crate::checkpointer::Checkpointer;
 use crate::claim_checks::ClaimChecks;
 use crate::delivery::{Delivery, Shared, Undelivered};
 use crate::intake::Intake;
+use crate::marks::Begun;
 use crate::meters::Meters;
-use crate::opening::{Opening, SeekTo};
-use crate::processor::{Drain, Failure, ShardContext};
+use crate::opening::{Opening, SeekTo, Start};
+use crate::processor::{Batch, Drain, Failure, ShardContext, ShardProcessor};
 use crate::progress::Fetched;
-use crate::recovery::{Answer, Recovery, caught, chain};
+use crate::recovery::{Answer, Recovery, caught, chain, message};
 use crate::shard_reader::{Item, ShardReader};
 use crate::stop::Stop;
 use crate::worker::Site;
@@ -159,7 +161,8 @@ impl ShardTask {
             checkpointer: Checkpointer::new(self.holding.clone(), self.meters.clone()),
             recovery,
         };
-        let processor = site.factory.make(&context);
+        let made = catch_unwind(AssertUnwindSafe(|| site.factory.make(&context)));
+        let processor = made.unwrap_or_else(|panic| Box::new(Unmade(message(&*panic).to_owned())));
         Run { context, processor: Arc::new(Mutex::new(processor)) }
     }
 
@@ -169,7 +172,8 @@ impl ShardTask {
         let mut failures = 0;
         let start = loop {
             recovery.until_valid().await;
-            let failure = match caught(run.processor.lock().await.init(&run.context)).await {
+            let init = async { run.processor.lock().await.init(&run.context).await };
+            let failure = match caught(init).await {
                 Ok(start) => break start,
                 Err(failure) => failure,
             };
@@ -196,7 +200,7 @@ impl ShardTask {
     async fn follow(&mut self, run: &Run, opening: &Opening) -> Option<Leaving> {
         let (site, checkpointer) = (self.site.clone(), &run.context.checkpointer);
         let clock = &*site.env.clock;
-        checkpointer.begin(opening.dedup.clone());
+        checkpointer.begin(opening.dedup.clone(), opening.stored.clone());
         let (_reader, mut items) = self.read(run, opening);
         let mut work: Option<Work> = None;
         let mut storing: Option<Storing> = None;
@@ -284,6 +288,9 @@ impl ShardTask {
                     }
                 }
                 item = items.recv(), if takes => match item {
+                    Some(Item::Begun(begun, through)) => {
+                        work = opening.undecided.clone().map(|word| keep_beginning(run, word, begun, through));
+                    }
                     Some(Item::Batch(fetched, behind)) => {
                         throughput.bytes += fetched.bytes as u64;
                         work = self.begin(run, fetched, behind);
@@ -309,6 +316,8 @@ impl ShardTask {
             claim_checks,
             budget: site.budget.clone(),
             start: opening.position.clone(),
+            undecided: opening.undecided.is_some(),
+            through: opening.through,
         };
         let (out, items) = mpsc::channel(settings.prefetch_batches);
         let task = tokio::spawn(reader.run(out).instrument(tracing::Span::current()));
@@ -353,7 +362,7 @@ impl ShardTask {
         let why = match &leaving {
             Leaving::Fenced => {
                 // Another has what this shard writes to, and yet the lease may be ours: who takes it next claims both.
-                run.processor.lock().await.lost().await;
+                self.tell_lost(run).await;
                 checkpointer.close();
                 self.persist(|| self.holding.give()).await?;
                 return Some(Over::Gone);
@@ -412,14 +421,24 @@ impl ShardTask {
     async fn lose(&self, run: &Run) -> Over {
         info!("the lease is lost");
         run.context.checkpointer.close();
-        let lost = async {
+        self.tell_lost(run).await;
+        Over::Gone
+    }
+
+    /// Tells the processor that the shard is lost. One that panics or hangs is left behind: nothing waits for it.
+    async fn tell_lost(&self, run: &Run) {
+        let lost = caught(async {
             run.processor.lock().await.lost().await;
             Ok(())
-        };
-        if let Err(failure) = caught(lost).await {
-            warn!(error = chain(&*failure), "the processor failed to let go of a lost shard");
+        });
+        let clock = &*self.site.env.clock;
+        match within(clock, clock.deadline(self.site.settings.call_timeout), lost).await {
+            Ok(Ok(())) => {}
+            Ok(Err(failure)) => {
+                warn!(error = chain(&*failure), "the processor failed to let go of a lost shard");
+            }
+            Err(_) => error!("the processor did not let go of a lost shard: it is cut off"),
         }
-        Over::Gone
     }
 
     /// Does something until it is done. `None`: somebody else has the shard.
@@ -468,6 +487,29 @@ impl ShardTask {
     }
 }
 
+/// Stores where the shard begins, before anything of it is delivered.
+fn keep_beginning(run: &Run, word: Checkpoint, begun: Begun, through: Option<WallTime>) -> Work {
+    let (checkpointer, recovery) = (run.context.checkpointer.clone(), run.context.recovery.clone());
+    Box::pin(async move {
+        let mut failures: u32 = 0;
+        loop {
+            match checkpointer.checkpoint_begun(word.clone(), begun.clone(), through).await {
+                Ok(()) => return Ok(()),
+                Err(error) if error.kind() == Kind::Fenced => return Err(Undelivered::Fenced),
+                Err(error) if error.kind() == Kind::Invalid => {
+                    warn!(error = %error.chain(), "where the shard begins is not stored");
+                    return Ok(());
+                }
+                Err(error) => {
+                    failures = failures.saturating_add(1);
+                    warn!(error = %error.chain(), failures, "where the shard begins could not be stored; it is tried again");
+                    recovery.env.clock.sleep(recovery.pause(failures)).await;
+                }
+            }
+        }
+    })
+}
+
 fn leaving_after(failure: Failure) -> Leaving {
     if failure.downcast_ref::<Error>().is_some_and(|error| error.kind() == Kind::Fenced) {
         return Leaving::Fenced;
@@ -476,6 +518,20 @@ fn leaving_after(failure: Failure) -> Leaving {
         Some(stop) => stop.clone(),
         None => Stop::Processor(chain(&*failure)),
     })
+}
+
+/// Stands for a processor whose factory panicked.
+struct Unmade(String);
+
+#[async_trait::async_trait]
+impl ShardProcessor for Unmade {
+    async fn init(&mut self, _: &ShardContext) -> Result<Start, Failure> {
+        Err(Stop::Processor(format!("the factory of processors panicked: {}", self.0)).into())
+    }
+
+    async fn process(&mut self, _: &Batch) -> Result<(), Failure> {
+        Err("there is no processor".into())
+    }
 }
 
 /// How much is read of a shard.

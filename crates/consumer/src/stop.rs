@@ -63,12 +63,22 @@ impl fmt::Display for Stop {
                 )
             }
             Self::Trimmed { from, to, since } => {
-                write!(f, "records from {from} to {to} were trimmed before they were read")?;
-                if let (Some(from), Some(to)) = (from.as_u64(), to.as_u64()) {
+                match from.as_u64() {
+                    Some(0) => write!(f, "records before {to} may have been trimmed before they were read")?,
+                    Some(_) => write!(f, "records from {from} to {to} were trimmed before they were read")?,
+                    // Such a stream does not say what it trimmed.
+                    None => {
+                        write!(
+                            f,
+                            "records between {from} and {to} may have been trimmed before they were read"
+                        )?;
+                    }
+                }
+                if let (Some(from), Some(to)) = (from.as_u64().filter(|from| *from > 0), to.as_u64()) {
                     write!(f, " (at most {})", to.saturating_sub(from))?;
                 }
                 if let Some(since) = since {
-                    write!(f, ", all that arrived after {since} until then")?;
+                    write!(f, "; all that arrived before {since} was read")?;
                 }
                 f.write_str("; lengthen the stream's retention, and go on without them with `accept_loss`")
             }

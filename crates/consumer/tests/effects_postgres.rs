@@ -11,13 +11,13 @@ use crate::events::number;
 use crate::harness::World;
 
 /// A schema of its own, dropped at the end.
-struct Place {
+pub(crate) struct Place {
     url: String,
     schema: String,
 }
 
 impl Place {
-    async fn new() -> Option<Self> {
+    pub(crate) async fn new() -> Option<Self> {
         let Ok(url) = std::env::var("TENURE_TEST_POSTGRES") else {
             eprintln!("skipped: TENURE_TEST_POSTGRES is not set");
             return None;
@@ -34,7 +34,13 @@ impl Place {
         Some(place)
     }
 
-    async fn connect(&self) -> Client {
+    /// For another program, which shall find the schema by itself.
+    pub(crate) fn url(&self) -> String {
+        let separator = if self.url.contains('?') { '&' } else { '?' };
+        format!("{}{separator}options=-csearch_path%3D{}", self.url, self.schema)
+    }
+
+    pub(crate) async fn connect(&self) -> Client {
         let (client, connection) = tokio_postgres::connect(&self.url, NoTls).await.unwrap();
         tokio::spawn(connection);
         client.batch_execute(&format!("set search_path to {}", self.schema)).await.unwrap();
@@ -46,7 +52,7 @@ impl Place {
         rows.iter().map(|row| row.get(0)).collect()
     }
 
-    async fn drop(self) {
+    pub(crate) async fn drop(self) {
         let db = self.connect().await;
         db.batch_execute(&format!("drop schema {} cascade", self.schema)).await.unwrap();
     }

@@ -147,6 +147,90 @@ async fn a_fenced_processor_lets_go_at_once() {
     assert_eq!(world.log.take(), ["init", "lost"]);
 }
 
+/// Does not let go: it panics, or hangs, when the shard is lost.
+struct Clinging {
+    recorder: Recorder,
+    panics: bool,
+}
+
+#[async_trait::async_trait]
+impl tenure_consumer::ShardProcessor for Clinging {
+    async fn process(&mut self, batch: &tenure_consumer::Batch) -> Result<(), Failure> {
+        self.recorder.process(batch).await
+    }
+
+    async fn lost(&mut self) {
+        assert!(!self.panics, "this panic belongs to the test");
+        std::future::pending().await
+    }
+}
+
+#[tokio::test]
+async fn a_processor_that_does_not_let_go_is_left_behind() {
+    for (panics, is_fenced) in [(true, true), (false, true), (true, false), (false, false)] {
+        let mut world = World::new(1).await;
+        let log = world.log.clone();
+        world.start(move |_: &ShardContext| {
+            let fenced = move |_: &str| match is_fenced {
+                true => Err(Error::new(Kind::Fenced, "another worker writes there").into()),
+                false => Ok(()),
+            };
+            Clinging { recorder: Recorder::hooked(log.clone(), fenced), panics }
+        });
+        world.grant(0).await;
+        world.put_texts(["a"]).await;
+        if is_fenced {
+            world.asked("give 0").await;
+        } else {
+            world.logged("a").await;
+            world.end(0, tenure_leases::Ending::Lost).await;
+        }
+        world.until("it is gone", || state(&world) == ShardState::Gone).await;
+    }
+}
+
+#[tokio::test]
+async fn a_factory_that_panics_stops_the_shard() {
+    let mut world = World::new(1).await;
+    let log = world.log.clone();
+    world.start(move |_: &ShardContext| {
+        assert!(log.has("mended"), "this panic belongs to the test");
+        Recorder::new(log.clone())
+    });
+    world.grant(0).await;
+    world.until("it stops", || matches!(state(&world), ShardState::Stopped(_))).await;
+    let ShardState::Stopped(stop) = state(&world) else { panic!("{:?}", state(&world)) };
+    assert!(stop.to_string().contains("this panic belongs to the test"), "{stop}");
+    assert_eq!(world.history(), ["give 0"]);
+    world.log.add("mended");
+    world.put_texts(["a"]).await;
+    world.grant(0).await;
+    world.logged("a").await;
+}
+
+#[tokio::test]
+async fn a_processor_that_panics_while_it_drains_stops_the_shard_where_it_was() {
+    struct Leaky(Recorder);
+    #[async_trait::async_trait]
+    impl tenure_consumer::ShardProcessor for Leaky {
+        async fn process(&mut self, batch: &tenure_consumer::Batch) -> Result<(), Failure> {
+            self.0.process(batch).await
+        }
+        async fn drain(&mut self, _: tenure_consumer::Drain) -> Result<(), Failure> {
+            panic!("this panic belongs to the test");
+        }
+    }
+    let mut world = World::new(1).await;
+    let log = world.log.clone();
+    world.start(move |_: &ShardContext| Leaky(Recorder::new(log.clone())));
+    world.grant(0).await;
+    world.put_texts(["a"]).await;
+    world.logged("a").await;
+    world.end(0, tenure_leases::Ending::Stop).await;
+    world.asked("give 0").await;
+    assert_eq!(world.history(), ["checkpoint 2.0", "give 0"]);
+}
+
 #[tokio::test]
 async fn a_processor_that_cannot_begin_stops_the_shard() {
     struct Broken;

@@ -341,7 +341,7 @@ async fn keep(
                             let may_go_back = rows.may_go_back;
                             let lease = rows.leases.get_mut(&shard).unwrap();
                             assert!(
-                                may_go_back || at > lease.checkpoint, "checkpoints go on: {at:?} after {:?}", lease.checkpoint);
+                                may_go_back || at > lease.checkpoint || (at == lease.checkpoint && marks != lease.marks), "checkpoints go on: {at:?} after {:?}", lease.checkpoint);
                             lease.checkpoint = at;
                             lease.marks = marks;
                         }

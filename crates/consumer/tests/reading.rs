@@ -168,12 +168,41 @@ async fn what_was_trimmed_stops_the_shard_and_an_operator_lets_it_pass() {
     world.start_recorder();
     world.grant(0).await;
     let stop = stopped(&world).await;
-    assert_eq!(stop, Stop::Trimmed { from: 3.into(), to: 5.into(), since: None });
+    let Stop::Trimmed { from, to, since } = &stop else { panic!("{stop}") };
+    assert_eq!((from.as_u64(), to.as_u64(), since.is_some()), (Some(3), Some(5), true), "{stop}");
     world.settings.accept_loss = true;
     world.start_recorder();
     world.grant(0).await;
     world.logged("d").await;
     assert!(!world.log.has("b"));
+}
+
+#[tokio::test]
+async fn after_a_loss_that_was_accepted_a_quiet_lane_is_no_gap_to_the_next_owner() {
+    let mut world = World::new(1).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put([record(0, event(0, 10, 0, 1)), record(1, event(1, 20, 0, 1))]).await;
+    world.until("both", || numbers(&world).len() == 2).await;
+    world.end(0, Ending::Stop).await;
+    world.asked("give 0").await;
+    world.put([record(0, event(0, 30, 10, 1)), record(1, event(1, 40, 20, 1))]).await;
+    world.time.advance(Duration::from_secs(25 * 3600));
+    world.put([record(0, event(0, 50, 30, 1))]).await;
+    world.settings.accept_loss = true;
+    world.start_recorder();
+    world.grant(0).await;
+    world.until("past it", || numbers(&world).contains(&50)).await;
+    world.end(0, Ending::Stop).await;
+    world.until("given", || world.history().iter().filter(|line| *line == "give 0").count() == 2).await;
+    // The operator has turned it off again, and only now lane 1 has news. Its event 40 was trimmed, too.
+    world.settings.accept_loss = false;
+    world.start_recorder();
+    world.grant(0).await;
+    world.put([record(1, event(1, 60, 40, 1)), record(0, event(0, 80, 70, 1))]).await;
+    let stop = stopped(&world).await;
+    assert!(matches!(stop, Stop::Gap { .. }), "a lane that was seen since is judged: {stop}");
+    assert_eq!(numbers(&world), [10, 20, 50, 60]);
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@
 
 #[cfg(any(feature = "conformance", doc))]
 pub mod conformance;
+mod digests;
 mod embedded;
 mod faulty;
 pub mod identity;

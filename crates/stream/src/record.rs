@@ -125,6 +125,13 @@ impl Cursor {
     pub const fn shard(&self) -> &ShardId {
         &self.shard
     }
+
+    /// Where it stands, in terms that stay. A cursor that was asked for at [`Position::Latest`] knows by now where
+    /// that was; if even the service does not say, this still is `Latest`.
+    #[must_use]
+    pub const fn position(&self) -> &Position {
+        &self.position
+    }
 }
 
 /// What a read found.
