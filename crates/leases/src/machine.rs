@@ -927,7 +927,14 @@ impl Machine {
 
     /// Takes in a row that was read or met. Rows that I hold are judged by my own writes, except that they may
     /// say that I am to give.
-    fn observe(&mut self, now: Now, sent: Monotonic, first: bool, row: Arc<Lease>, effects: &mut Vec<Effect>) {
+    fn observe(
+        &mut self,
+        now: Now,
+        sent: Monotonic,
+        first: bool,
+        row: Arc<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         self.gone.remove(&row.key);
         let me = &self.me.worker;
         let plainly_mine = row.owner.as_ref() == Some(me) && row.giver.is_none();

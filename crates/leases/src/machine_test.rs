@@ -377,13 +377,14 @@ fn le4_a_take_that_a_finished_handoff_looks_like_is_not_assumed() {
         0s     b starts        -> started
         1s     a drains by hand
         2s     begin 0 a b
-        3.5s                   -> a asked 0 handoff
-        5.1s   b calls hang
+        2.75s                  -> a asked 0 handoff
+        5.3s   b calls hang
         6s     a gives 0       -> done, gave 0
         6s     row 0 is owner=b counter=3
+        6.1s   a crashes
         16s    b calls work
-        18.5s                  -> b got 0 until=28.3s
-        18.5s  row 0 is owner=b counter=4
+        18.75s                 -> b got 0 until=28.55s
+        18.75s row 0 is owner=b counter=4
         ",
     );
 }

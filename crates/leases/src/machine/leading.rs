@@ -14,6 +14,8 @@ const SPREAD_PER_LEASE: u32 = 8;
 const UNPLANNED_LEASES: u32 = 2;
 /// A finished lease stays for so many leases.
 const LINGERING_LEASES: u32 = 5;
+/// Of so few leases, each that is made is planned for at once; of more, all together at the next look, which is soon.
+const SOON_PLANNED_MAX: usize = 200;
 /// Rows that are made or deleted at a time.
 const CHORES_MAX: usize = 128;
 
@@ -346,6 +348,9 @@ impl Machine {
         match answer {
             Answer::Applied(Some(row)) => {
                 self.observe(now, now.monotonic, false, row, effects);
+                if self.known.len() <= SOON_PLANNED_MAX {
+                    self.claims = None;
+                }
                 self.tell_everybody(now);
             }
             Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, row, effects),

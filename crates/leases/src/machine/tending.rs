@@ -398,7 +398,14 @@ impl Machine {
     }
 
     /// A renewal or a checkpoint landed.
-    fn extended(&mut self, now: Now, key: &LeaseKey, doing: &Doing, row: Arc<Lease>, effects: &mut Vec<Effect>) {
+    fn extended(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        doing: &Doing,
+        row: Arc<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         let (validity, renew) = (self.timing.validity, self.timing.renew);
         // LE-6 and LE-11: what a checkpoint counts must not keep what is to run out.
         let runs_out = self.hold(key).is_some_and(|hold| {

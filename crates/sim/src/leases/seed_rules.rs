@@ -234,8 +234,12 @@ impl SeedKeeper {
                 let me = self.me.worker.clone();
                 if let Some(lease) = self.wants(now).cloned() {
                     let key = lease.key.clone();
-                    let attempt =
-                        Attempt::Take { key: key.clone(), counter: lease.counter, me, from: lease.owner.clone() };
+                    let attempt = Attempt::Take {
+                        key: key.clone(),
+                        counter: lease.counter,
+                        me,
+                        from: lease.owner.clone(),
+                    };
                     self.call(now + self.timing.renew, Asked::Take(key, now), Call::Write(attempt), effects);
                     self.scan_at = now + self.timing.nudge;
                 }
