@@ -1,5 +1,7 @@
 //! What a person does about leases at a terminal, without being a worker.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_backend::{Env, Error, Kind, Result};
@@ -18,6 +20,10 @@ use crate::{Lease, LeaseKey, WorkerId};
 const CALL_TIMEOUT: Duration = Duration::from_secs(15);
 /// While a lease is watched, it is read so often.
 const WATCH_POLLS: u32 = 20;
+/// While workers are watched, everything is read so often: a live one writes three times in a lease.
+const LIFE_POLLS: u32 = 6;
+/// So many live workers are named at most.
+const NAMES_MAX: usize = 20;
 
 /// The leases of an application, and who is about.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -49,13 +55,21 @@ pub struct Admin<'a> {
     store: &'a dyn Store,
     env: &'a Env,
     place: Place,
+    forced: bool,
 }
 
 impl<'a> Admin<'a> {
     /// Of the application `app`, with its own rows in the table that the settings name.
     #[must_use]
     pub fn new(store: &'a dyn Store, env: &'a Env, app: &str, settings: &Settings) -> Self {
-        Self { store, env, place: Place::new(app, &settings.coordination_table) }
+        Self { store, env, place: Place::new(app, &settings.coordination_table), forced: false }
+    }
+
+    /// From now on a lease is moved as asked, even to a worker that is unknown or gives no sign of life. Should it
+    /// not come, the lease runs out, and goes to another.
+    #[must_use]
+    pub fn forced(self, forced: bool) -> Self {
+        Self { forced, ..self }
     }
 
     fn soon(&self) -> Monotonic {
@@ -68,7 +82,7 @@ impl<'a> Admin<'a> {
     /// As the store's; `Invalid` if the application has no tables.
     pub async fn inventory(&self) -> Result<Inventory> {
         let found = scan(self.store, self.soon(), &self.place).await?;
-        let mut leases = found.leases;
+        let mut leases: Vec<Lease> = found.leases.into_iter().map(Arc::unwrap_or_clone).collect();
         leases.sort_by(|one, two| one.key.cmp(&two.key));
         Ok(Inventory {
             leases,
@@ -112,17 +126,13 @@ impl<'a> Admin<'a> {
     /// Moves a lease to a worker: its holder is asked to hand it over. If nobody holds it, or its holder does
     /// not renew it for a whole lease (which is waited for), it is the worker's at once.
     ///
+    /// The worker must live: it is waited for a sign of that, for a lease at most, unless [`Admin::forced`].
+    ///
     /// # Errors
-    /// `Invalid` if there is no such lease or worker, if the lease is at its end or on its way already;
+    /// `Invalid` if there is no such lease or live worker, if the lease is at its end or on its way already;
     /// `Unavailable` if somebody else was faster.
     pub async fn move_lease(&self, key: &LeaseKey, to: &WorkerId) -> Result<Moved> {
         let found = self.inventory().await?;
-        if found.workers.iter().all(|row| row.worker != *to) {
-            return Err(Error::invalid(format!(
-                "application `{}` has no worker `{to}`: nobody of that name has a row in `{}`",
-                self.place.app, self.place.coordination
-            )));
-        }
         let row = self.row(key).await?;
         if row.checkpoint.is_end() {
             return Err(Error::invalid(format!("lease {key} was read to its end: there is nothing to move")));
@@ -132,8 +142,13 @@ impl<'a> Admin<'a> {
                 "lease {key} is on its way from `{giver}` already: wait until it has arrived"
             )));
         }
+        if row.owner.as_ref() == Some(to) {
+            return Ok(Moved::Already);
+        }
+        if !self.forced {
+            self.expect_life(to, &found).await?;
+        }
         let attempt = match &row.owner {
-            Some(owner) if owner == to => return Ok(Moved::Already),
             // Somebody renews it: that is who must drain it.
             Some(owner) if self.is_renewed(&row, found.lease).await? => {
                 Attempt::BeginHandoff { key: key.clone(), from: owner.clone(), to: to.clone() }
@@ -182,6 +197,38 @@ impl<'a> Admin<'a> {
         })
     }
 
+    /// Waits for a sign of life of a worker.
+    async fn expect_life(&self, of: &WorkerId, found: &Inventory) -> Result<()> {
+        let patience = found.lease.unwrap_or(Settings::default().lease);
+        let end = self.env.clock.deadline(patience);
+        let row = found.workers.iter().find(|row| row.worker == *of);
+        let mut live = BTreeSet::new();
+        while self.env.clock.monotonic() < end {
+            self.env.clock.sleep(patience / LIFE_POLLS).await;
+            live.extend(signs_of_life(found, &self.inventory().await?));
+            if live.contains(of) && row.is_some_and(|row| row.cap > 0) {
+                return Ok(());
+            }
+        }
+        let app = &self.place.app;
+        let why = match row {
+            None => format!("application `{app}` has no worker `{of}`"),
+            Some(row) if row.cap == 0 => {
+                format!("worker `{of}` of application `{app}` takes no leases: it leaves, or may hold none")
+            }
+            Some(_) => {
+                format!("worker `{of}` of application `{app}` gave no sign of life for {patience:?}")
+            }
+        };
+        let others: Vec<&str> =
+            live.iter().filter(|live| *live != of).map(WorkerId::as_str).take(NAMES_MAX).collect();
+        Err(Error::invalid(if others.is_empty() {
+            format!("{why}, and nobody else lives: start a worker first")
+        } else {
+            format!("{why}: name one of those that live ({})", others.join(", "))
+        }))
+    }
+
     /// Whether the counter moves within a lease, as anybody would judge it.
     async fn is_renewed(&self, row: &Lease, lease_time: Option<Duration>) -> Result<bool> {
         let patience = lease_time.unwrap_or(Settings::default().lease);
@@ -204,4 +251,17 @@ impl<'a> Admin<'a> {
             )),
         }
     }
+}
+
+/// Who has written its row since, or renewed a lease.
+fn signs_of_life(before: &Inventory, now: &Inventory) -> BTreeSet<WorkerId> {
+    let said = now.workers.iter().filter(|row| !before.workers.contains(row)).map(|row| row.worker.clone());
+    let renewed = now.leases.iter().filter_map(|lease| {
+        let at = before.leases.binary_search_by(|old| old.key.cmp(&lease.key)).ok()?;
+        let old = &before.leases[at];
+        // Whoever gives counts for whoever receives.
+        let same = old.owner == lease.owner && old.giver == lease.giver && old.counter != lease.counter;
+        lease.giver.clone().or_else(|| lease.owner.clone()).filter(|_| same)
+    });
+    said.chain(renewed).collect()
 }

@@ -90,7 +90,7 @@ impl Calls {
             Call::Scan => read(scan(store, by, place).await.map(Answer::Scanned)),
             Call::Nudge => read(nudge(store, by, place).await.map(Answer::Nudge)),
             Call::Read(key) => {
-                read(lease(store, by, place, &key).await.map(|row| Answer::Row(row.map(Box::new))))
+                read(lease(store, by, place, &key).await.map(|row| Answer::Row(row.map(Arc::new))))
             }
             Call::List => read(list(&self.sources, by).await.map(Answer::Shards)),
             Call::Write(attempt) => {
@@ -120,10 +120,10 @@ async fn write(store: &dyn Store, by: Monotonic, place: &Place, attempt: &Attemp
 
 fn written(answered: Result<Written>, row: impl Fn(tenure_store::Item) -> Result<Option<Lease>>) -> Answered {
     let answer = match answered {
-        Ok(Written::Applied(item)) => row(item).map(|row| Answer::Applied(row.map(Box::new))),
+        Ok(Written::Applied(item)) => row(item).map(|row| Answer::Applied(row.map(Arc::new))),
         Ok(Written::Refused(refusal)) => {
             let current = refusal.current.map(&row).transpose();
-            current.map(|row| Answer::Refused(row.flatten().map(Box::new)))
+            current.map(|row| Answer::Refused(row.flatten().map(Arc::new)))
         }
         Err(error) if error.kind() == Kind::Unknown => Ok(Answer::Unknown),
         Err(error) => return failed(error),
@@ -172,7 +172,7 @@ pub(crate) async fn scan(store: &dyn Store, by: Monotonic, place: &Place) -> Res
     }
     for item in store.scan_all(by, &place.leases, LEASES_MAX).await? {
         match place.lease(&item) {
-            Ok(Some(lease)) => found.leases.push(lease),
+            Ok(Some(lease)) => found.leases.push(Arc::new(lease)),
             Ok(None) => {}
             Err(error) => {
                 let key = item.text("leaseKey").unwrap_or_default();

@@ -187,6 +187,7 @@ impl Builder {
             looked: Monotonic::default(),
             started: Some(started_sender),
             fatal: None,
+            gauged: false,
             told: None,
             grant: 0,
         };
@@ -309,6 +310,8 @@ struct Task {
     looked: Monotonic,
     started: Option<oneshot::Sender<Result<()>>>,
     fatal: Option<(Kind, String)>,
+    /// The gauges of the planner show something.
+    gauged: bool,
     /// The last error that was logged: at every call it would be said again.
     told: Option<String>,
     grant: u64,
@@ -621,8 +624,13 @@ impl Task {
         }
         (self.viewed, self.stale_view) = (now, false);
         let view = self.machine.view(now);
-        if view.plans {
-            let count = |number: usize| f64::from(u32::try_from(number).unwrap_or(u32::MAX));
+        let plans = view.plans && !self.machine.is_stopped();
+        // The planner alone knows. Whoever plans no more says nothing, rather than what was true once.
+        let gauged = std::mem::replace(&mut self.gauged, plans);
+        if plans || gauged {
+            let count = |number: usize| {
+                if plans { f64::from(u32::try_from(number).unwrap_or(u32::MAX)) } else { 0.0 }
+            };
             metrics::gauge!("lease_capacity_deficit", "app" => self.app.clone()).set(count(view.deficit));
             metrics::gauge!("desired_workers", "app" => self.app.clone()).set(count(view.desired_workers));
         }

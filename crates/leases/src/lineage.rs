@@ -79,8 +79,8 @@ pub fn is_ready<'a>(lease: &Lease, lookup: impl Fn(&LeaseKey) -> Option<&'a Leas
 #[must_use]
 pub fn chores(
     listed: &StreamShards,
-    leases: &BTreeMap<LeaseKey, Lease>,
-    remembered: &BTreeMap<LeaseKey, Lease>,
+    leases: &BTreeMap<LeaseKey, Arc<Lease>>,
+    remembered: &BTreeMap<LeaseKey, Arc<Lease>>,
     initial: InitialPosition,
 ) -> Chores {
     let stream = Stream::new(listed, leases);
@@ -94,11 +94,11 @@ struct Stream<'a> {
     name: Option<&'a Arc<str>>,
     shards: BTreeMap<&'a ShardId, &'a Shard>,
     children: BTreeMap<&'a ShardId, BTreeSet<&'a ShardId>>,
-    leases: &'a BTreeMap<LeaseKey, Lease>,
+    leases: &'a BTreeMap<LeaseKey, Arc<Lease>>,
 }
 
 impl<'a> Stream<'a> {
-    fn new(listed: &'a StreamShards, leases: &'a BTreeMap<LeaseKey, Lease>) -> Self {
+    fn new(listed: &'a StreamShards, leases: &'a BTreeMap<LeaseKey, Arc<Lease>>) -> Self {
         let shards = listed.shards.iter().map(|shard| (&shard.id, shard)).collect();
         let mut children: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         for shard in &listed.shards {
@@ -114,7 +114,7 @@ impl<'a> Stream<'a> {
     }
 
     fn lease(&self, shard: &ShardId) -> Option<&'a Lease> {
-        self.leases.get(&self.key(shard))
+        self.leases.get(&self.key(shard)).map(|lease| &**lease)
     }
 
     /// The shards above `shard` (and itself) that have no lease, parents first, up to the first that have one,
@@ -122,7 +122,7 @@ impl<'a> Stream<'a> {
     fn bare_line(
         &self,
         shard: &'a ShardId,
-        remembered: &BTreeMap<LeaseKey, Lease>,
+        remembered: &BTreeMap<LeaseKey, Arc<Lease>>,
         seen: &mut BTreeSet<&'a ShardId>,
         line: &mut Vec<&'a Shard>,
     ) {
@@ -150,7 +150,7 @@ impl<'a> Stream<'a> {
     fn creations(
         &self,
         initial: InitialPosition,
-        remembered: &BTreeMap<LeaseKey, Lease>,
+        remembered: &BTreeMap<LeaseKey, Arc<Lease>>,
         chores: &mut Chores,
     ) {
         let mut seen = BTreeSet::new();
@@ -227,7 +227,7 @@ impl<'a> Stream<'a> {
             // A stream without shards is a stream that was not listed.
             return;
         }
-        let mine = |lease: &&Lease| lease.stream.as_ref() == self.name;
+        let mine = |lease: &&Arc<Lease>| lease.stream.as_ref() == self.name;
         for lease in self.leases.values().filter(mine) {
             let is_gone = !self.shards.contains_key(&lease.shard);
             let finished = lease.checkpoint.is_end();

@@ -27,7 +27,7 @@ fn listed(text: &str) -> StreamShards {
 }
 
 /// `0=end 1=th@a`: a lease per word, with its checkpoint and its owner.
-fn leases(text: &str, of: &StreamShards) -> BTreeMap<LeaseKey, Lease> {
+fn leases(text: &str, of: &StreamShards) -> BTreeMap<LeaseKey, Arc<Lease>> {
     let lease = |word: &str| {
         let (id, rest) = word.split_once('=').unwrap();
         let (at, owner) = rest.split_once('@').unwrap_or((rest, ""));
@@ -55,7 +55,7 @@ fn leases(text: &str, of: &StreamShards) -> BTreeMap<LeaseKey, Lease> {
             throughput_kbps: None,
             marks: None,
         };
-        (lease.key.clone(), lease)
+        (lease.key.clone(), Arc::new(lease))
     };
     text.split_whitespace().map(lease).collect()
 }
@@ -166,7 +166,7 @@ fn leases_of_another_stream_are_another_streams_business() {
     let made = chores(&one, &rows, &BTreeMap::new(), Latest).create.remove(0);
     assert_eq!(made.key.as_str(), "one:shardId-000000000000");
     assert_eq!(made.stream.as_deref(), Some("one"));
-    rows.insert(made.key.clone(), made);
+    rows.insert(made.key.clone(), Arc::new(made));
     assert_eq!(shown(&chores(&one, &rows, &BTreeMap::new(), Latest)), "");
 }
 
@@ -207,7 +207,7 @@ fn li1_both_parents_of_a_merge_finish_first() {
     let listed = listed("0! 1! 2<0+1");
     let ready = |rows: &str| {
         let rows = leases(rows, &listed);
-        is_ready(&rows[&LeaseKey::of_shard(&ShardId::numbered(2))], |key| rows.get(key))
+        is_ready(&rows[&LeaseKey::of_shard(&ShardId::numbered(2))], |key| rows.get(key).map(|lease| &**lease))
     };
     assert!(!ready("0=7 1=7 2=th"));
     assert!(!ready("0=end 1=7 2=th"));
@@ -250,7 +250,7 @@ proptest! {
                 break;
             }
             for lease in found.create {
-                rows.insert(lease.key.clone(), lease);
+                rows.insert(lease.key.clone(), Arc::new(lease));
             }
         }
         for shard in listed.shards.iter().filter(|shard| shard.is_open()) {
@@ -259,7 +259,7 @@ proptest! {
         // Everything is read to its end, or begun: what is finished goes, and does not come back.
         for lease in rows.values_mut() {
             let closed = listed.shards.iter().any(|shard| shard.id == lease.shard && !shard.is_open());
-            lease.checkpoint =
+            Arc::make_mut(lease).checkpoint =
                 if closed { Checkpoint::ShardEnd } else { Checkpoint::At { sequence: 5.into(), sub: 0 } };
         }
         for _ in 0..40 {

@@ -22,14 +22,15 @@
 //!   from when I *received* the first read that showed it. The take is conditional on that counter.
 //! - LE-4 An unknown outcome is resolved by reading back, never by assuming.
 //! - LE-5 A receiver reads only once no giver is named.
-//! - LE-6 A giver that is not drained within the handoff timeout stops renewing, so that its lease runs out.
+//! - LE-6 A giver that is not drained within the handoff timeout stops renewing, so that its lease runs out. Its
+//!   checkpoints are stored from then on, and lengthen nothing.
 //! - LE-7 A lease that was mine before this process began is not mine: it is watched like any other's.
 //! - LE-8 A lease whose parents are not at their end is not taken (LI-1), nor one whose parent's row has just
 //!   vanished.
 //! - LE-9 Nobody takes more than its cap, and what is above it is drained and given back.
 //! - LE-10 A row that vanished is put back by its holder; by anybody else only after a lease, because until
 //!   then its holder may live.
-//! - LE-11 A lease whose consumer is busy and does not get on is not renewed.
+//! - LE-11 A lease whose consumer is busy and does not get on is not renewed, nor lengthened by a checkpoint.
 //! - LE-12 Beside workers of another kind nothing is moved.
 //! - LE-13 A worker says that it leaves before it gives anything back, and gives back only what is drained.
 //!   From when on it is drained, nothing of it is delivered, whether or not it was given yet.
@@ -68,8 +69,8 @@ const PAUSES_PER_LEASE: u32 = 40;
 /// The longest pause, in sixteenths of a lease.
 const PAUSE_DOUBLINGS_MAX: u32 = 3;
 
-/// A large fleet always has news, and a large table is not read for each: because of news, a worker reads at most
-/// so many rows in a lease. That is 10,000 leases five times, and 1,000 as often as there are news.
+/// A large fleet always has news, and a large table is not read or thought through for each: because of news, a worker
+/// looks at most at so many rows in a lease. That is 10,000 leases five times, and 1,000 as often as there are news.
 const NEWS_ROWS_PER_LEASE: u32 = 50_000;
 /// A finished lease that vanished is remembered for so many leases, or for as long as its shard is listed: children
 /// that have not begun come back to it.
@@ -92,7 +93,8 @@ pub struct Machine {
     /// When the first scan was received.
     began: Option<Monotonic>,
     known: BTreeMap<LeaseKey, Known>,
-    /// When each lease is to be looked at next.
+    /// When each lease is to be looked at next, at the latest: of what others hold it may be too early, because
+    /// their renewals put it off all the time.
     due: BTreeSet<(Monotonic, LeaseKey)>,
     /// When each lease that I hold is over.
     deadlines: BTreeSet<(Monotonic, LeaseKey)>,
@@ -100,6 +102,10 @@ pub struct Machine {
     mine: BTreeSet<LeaseKey>,
     /// Rows that vanished.
     gone: BTreeMap<LeaseKey, Gone>,
+    /// What I should take, as it was last worked out.
+    claims: Option<Claims>,
+    /// Something ended: what waited for it is to be looked at.
+    relook: bool,
     bad: BTreeMap<LeaseKey, Arc<str>>,
     fleet: Fleet,
     planning: Planning,
@@ -196,23 +202,36 @@ enum Asked {
     NudgeWrite,
 }
 
+/// What a plan says about me. To make one takes a look at every lease.
+#[derive(Debug, Clone, PartialEq)]
+struct Claims {
+    /// Good until then, or until leases are read again.
+    until: Monotonic,
+    /// What nobody has and I should take.
+    mine: BTreeSet<LeaseKey>,
+    /// The most that a worker should hold, by count.
+    share: usize,
+}
+
 /// A row that was there and is not any more.
 #[derive(Debug, Clone, PartialEq)]
 struct Gone {
-    lease: Lease,
+    lease: Arc<Lease>,
     since: Monotonic,
 }
 
 /// A lease, and what is known about it.
 #[derive(Debug, Clone, PartialEq)]
 struct Known {
-    lease: Lease,
+    lease: Arc<Lease>,
     /// When the row was first seen.
     since: Monotonic,
     /// When this counter was first received.
     seen: Monotonic,
     /// When the row was last learned of.
     updated: Monotonic,
+    /// When the last read that showed it was sent.
+    shown: Monotonic,
     /// Its counter was seen to move.
     moves: bool,
     /// It is not to be moved before then.
@@ -228,8 +247,9 @@ struct Known {
     failures: u32,
     /// The counter that I last sent for it, and when first. It outlasts a hold: the write may land after its loss.
     counted: Option<(u64, Monotonic)>,
-    doing: Option<Doing>,
-    hold: Option<Hold>,
+    // Few of all that is known are held or written: the rest stays small.
+    doing: Option<Box<Doing>>,
+    hold: Option<Box<Hold>>,
     due: Monotonic,
     deadline: Monotonic,
 }
@@ -295,7 +315,7 @@ enum What {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct View {
     /// All leases, as they were last seen.
-    pub leases: Vec<Lease>,
+    pub leases: Vec<Arc<Lease>>,
     /// What this worker holds, and until when.
     pub held: BTreeMap<LeaseKey, Monotonic>,
     /// Who is alive, and how many leases each may hold; `None` if it does not say so.
@@ -325,6 +345,8 @@ impl Machine {
             deadlines: BTreeSet::new(),
             mine: BTreeSet::new(),
             gone: BTreeMap::new(),
+            claims: None,
+            relook: false,
             bad: BTreeMap::new(),
             fleet: Fleet::default(),
             planning: Planning::Nobody,
@@ -425,14 +447,14 @@ impl Machine {
         self.mine.iter().filter_map(|key| {
             let known = self.known.get(key)?;
             let hold = known.hold.as_ref().filter(|hold| !hold.drained)?;
-            Some((&known.lease, hold.deadline))
+            Some((&*known.lease, hold.deadline))
         })
     }
 
     /// A lease, as it was last seen.
     #[must_use]
     pub fn lease(&self, key: &LeaseKey) -> Option<&Lease> {
-        self.known.get(key).map(|known| &known.lease)
+        self.known.get(key).map(|known| &*known.lease)
     }
 
     /// Who keeps leases.
@@ -471,11 +493,11 @@ impl Machine {
     // === what everything else uses ===
 
     fn hold(&self, key: &LeaseKey) -> Option<&Hold> {
-        self.known.get(key)?.hold.as_ref()
+        self.known.get(key)?.hold.as_deref()
     }
 
     fn hold_mut(&mut self, key: &LeaseKey) -> Option<&mut Hold> {
-        self.known.get_mut(key)?.hold.as_mut()
+        self.known.get_mut(key)?.hold.as_deref_mut()
     }
 
     fn call(&mut self, by: Monotonic, asked: Asked, call: Call, effects: &mut Vec<Effect>) -> CallId {
@@ -489,6 +511,13 @@ impl Machine {
     /// How long to wait after so many failures in a row.
     fn pause(&self, failures: u32) -> Duration {
         self.timing.lease / PAUSES_PER_LEASE * 2_u32.pow(failures.saturating_sub(1).min(PAUSE_DOUBLINGS_MAX))
+    }
+
+    /// How long a look at everything is good for, however much is new.
+    fn breath(&self) -> Duration {
+        let rows = self.known.len() + self.fleet.len();
+        let rows = u32::try_from(rows).unwrap_or(u32::MAX).min(NEWS_ROWS_PER_LEASE);
+        self.timing.lease * rows / NEWS_ROWS_PER_LEASE
     }
 
     /// Tells everybody to look, soon: several changes in a moment are one.
@@ -510,6 +539,9 @@ impl Machine {
             Phase::Stopped => return,
             Phase::Starting { .. } => {}
             Phase::Running => {
+                if self.relook {
+                    self.look_again(now);
+                }
                 self.shed(now, effects);
                 self.attend(now, effects);
                 self.lead(now, effects);
@@ -560,8 +592,9 @@ impl Machine {
             }
             Phase::Running => {
                 let by = now.monotonic + self.timing.stop;
-                // Whose row it is not cannot say that it leaves.
-                let noted = self.fatal.is_some();
+                // Whose row it is not cannot say that it leaves; and whoever may hold nothing has said so already.
+                let said = self.own.written.is_some() && self.own.cap == 0 && !self.own.writing;
+                let noted = self.fatal.is_some() || said;
                 self.phase = Phase::Stopping { by, noted, leaving: false };
                 for key in self.mine.clone() {
                     self.ask_to_give(now, &key, Ending::Stop, effects);
@@ -586,7 +619,11 @@ impl Machine {
             self.end(effects);
             return;
         }
-        let busy = self.known.values().any(|known| known.doing.is_some());
+        let is_doing = |key| self.known.get(key).is_some_and(|known| known.doing.is_some());
+        let busy = self.asked.values().any(|asked| match asked {
+            Asked::Write(key) | Asked::Row(key) => is_doing(key),
+            _ => false,
+        });
         let busy = busy || self.own.writing || self.nudge_at.is_some() || self.nudging;
         if leaving || busy || !self.mine.is_empty() {
             return;
@@ -635,9 +672,7 @@ impl Machine {
                 if let Answer::Nudge(counter) = answer
                     && counter != self.nudge_seen
                 {
-                    let leases = u32::try_from(self.known.len()).unwrap_or(u32::MAX).min(NEWS_ROWS_PER_LEASE);
-                    let pause = self.timing.lease * leases / NEWS_ROWS_PER_LEASE;
-                    self.scan.next = self.scan.next.min(now.monotonic.max(self.scanned + pause));
+                    self.scan.next = self.scan.next.min(now.monotonic.max(self.scanned + self.breath()));
                 }
             }
             Asked::List => {
@@ -836,7 +871,7 @@ impl Machine {
         now: Now,
         sent: Monotonic,
         first: bool,
-        leases: Vec<Lease>,
+        leases: Vec<Arc<Lease>>,
         bad: Vec<(LeaseKey, Arc<str>)>,
         effects: &mut Vec<Effect>,
     ) {
@@ -848,19 +883,17 @@ impl Machine {
         for (key, why) in self.bad.clone() {
             self.raise(Alarm::BadRow(key, why), effects);
         }
-        let mut shown = BTreeSet::new();
         for lease in leases {
-            shown.insert(lease.key.clone());
             self.observe(now, sent, first, lease, effects);
         }
         let absent: Vec<LeaseKey> = self
             .known
             .iter()
             .filter(|(key, known)| {
-                !shown.contains(*key)
-                    && !self.bad.contains_key(*key)
+                known.shown < sent
                     && known.updated < sent
                     && known.doing.is_none()
+                    && !self.bad.contains_key(*key)
             })
             .map(|(key, _)| key.clone())
             .collect();
@@ -894,19 +927,27 @@ impl Machine {
 
     /// Takes in a row that was read or met. Rows that I hold are judged by my own writes, except that they may
     /// say that I am to give.
-    fn observe(&mut self, now: Now, sent: Monotonic, first: bool, row: Lease, effects: &mut Vec<Effect>) {
-        let key = row.key.clone();
-        self.gone.remove(&key);
+    fn observe(
+        &mut self,
+        now: Now,
+        sent: Monotonic,
+        first: bool,
+        row: Arc<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
+        self.gone.remove(&row.key);
         let me = &self.me.worker;
         let plainly_mine = row.owner.as_ref() == Some(me) && row.giver.is_none();
         let at = now.monotonic;
-        let Some(known) = self.known.get_mut(&key) else {
+        let Some(known) = self.known.get_mut(&row.key) else {
+            let key = row.key.clone();
             // Somebody else's may have moved just now.
             let pinned_until = if row.owner.is_some() { at + self.timing.move_interval } else { at };
             let known = Known {
                 since: at,
                 seen: if planted::is("expiry_from_send") { sent } else { at },
                 updated: at,
+                shown: sent,
                 moves: false,
                 pinned_until,
                 inherited: plainly_mine && first,
@@ -925,11 +966,18 @@ impl Machine {
             self.retime(now, &key);
             return;
         };
+        known.shown = known.shown.max(sent);
+        if known.hold.is_none() && sent > known.updated && is_same(&known.lease, &row) {
+            // Most rows of a large table, most of the time.
+            known.updated = at;
+            return;
+        }
         // A read that was under way while the row was written may be older than what I know.
         if row.counter < known.lease.counter && sent <= known.updated {
             return;
         }
         if known.hold.is_some() {
+            let key = row.key.clone();
             if row.giver.as_ref() == Some(me) && row.counter >= known.lease.counter {
                 let to = row.owner.clone();
                 self.notice_handoff(now, &key, to, effects);
@@ -948,7 +996,7 @@ impl Machine {
     }
 
     /// The row is this now.
-    fn adopt(&mut self, now: Now, row: Lease) {
+    fn adopt(&mut self, now: Now, row: Arc<Lease>) {
         let key = row.key.clone();
         self.gone.remove(&key);
         let me = self.me.worker.clone();
@@ -978,20 +1026,25 @@ impl Machine {
         self.retime(now, &key);
         if ended {
             // Its children may be ready now.
-            self.look_again(now);
-            self.review = true;
+            (self.relook, self.review) = (true, true);
         }
     }
 
-    /// Everything that could be taken is looked at again.
+    /// Everything that could be taken is looked at again: what was put off, and what had to wait for something else.
+    /// The rest is due as soon as it can be taken anyway.
     fn look_again(&mut self, now: Now) {
-        for key in self.known.keys().cloned().collect::<Vec<_>>() {
-            if let Some(known) = self.known.get_mut(&key)
-                && known.hold.is_none()
-            {
-                known.look_at = now.monotonic;
-                self.retime(now, &key);
+        (self.claims, self.relook) = (None, false);
+        let at = now.monotonic;
+        let waits = |known: &Known| {
+            let is_idle = known.hold.is_none() && known.doing.is_none() && !known.lease.checkpoint.is_end();
+            is_idle && (known.due == Monotonic::NEVER || known.look_at > at)
+        };
+        let waiting = self.known.iter().filter(|(_, known)| waits(known));
+        for key in waiting.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
+            if let Some(known) = self.known.get_mut(&key) {
+                known.look_at = known.look_at.min(at);
             }
+            self.retime(now, &key);
         }
     }
 
@@ -1000,11 +1053,11 @@ impl Machine {
         // Whoever has it knew of its parents, or had it from somebody who did.
         let is_taken = lease.owner.is_some();
         let lookup = |key: &LeaseKey| {
-            let known = self.known.get(key).map(|known| &known.lease);
+            let known = self.known.get(key).map(|known| &*known.lease);
             known.or_else(|| {
                 let gone = self.gone.get(key).filter(|_| !is_taken)?;
                 let patience = self.timing.lease * PARENT_PATIENCE_LEASES;
-                (self.is_wanted(key) && now < gone.since + patience).then_some(&gone.lease)
+                (self.is_wanted(key) && now < gone.since + patience).then_some(&*gone.lease)
             })
         };
         if parents_of(lease).any(|key| self.bad.contains_key(&key)) || !is_ready(lease, lookup) {
@@ -1028,7 +1081,7 @@ impl Machine {
     /// Whether a child of a shard has begun: then the shard has been read. Seldom asked, of a row that was lost.
     fn has_begun_child(&self, parent: &LeaseKey) -> bool {
         let begun = |lease: &Lease| matches!(lease.checkpoint, Checkpoint::At { .. } | Checkpoint::ShardEnd);
-        let mut leases = self.known.values().map(|known| &known.lease);
+        let mut leases = self.known.values().map(|known| &*known.lease);
         leases.any(|lease| begun(lease) && parents_of(lease).any(|key| key == *parent))
     }
 
@@ -1042,6 +1095,9 @@ impl Machine {
         let due = self.due_at(now, key);
         let Some(known) = self.known.get_mut(key) else { return };
         let deadline = known.hold.as_ref().map_or(Monotonic::NEVER, |hold| hold.deadline);
+        // What others hold is put off with every renewal: it is enough to find that out when it is looked at.
+        let is_put_off = known.hold.is_none() && known.doing.is_none() && due > known.due;
+        let due = if is_put_off { known.due } else { due };
         if due != known.due {
             self.due.remove(&(known.due, key.clone()));
             if due != Monotonic::NEVER {
@@ -1068,6 +1124,11 @@ impl Machine {
             None => self.claim_at(known, now.monotonic),
         }
     }
+}
+
+/// Whether nothing happened to a row. In a simulated world rows are shared, and there is nothing to compare.
+fn is_same(one: &Arc<Lease>, two: &Arc<Lease>) -> bool {
+    Arc::ptr_eq(one, two) || one == two
 }
 
 #[cfg(test)]

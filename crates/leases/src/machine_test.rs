@@ -349,6 +349,47 @@ fn le6_a_giver_that_does_not_drain_lets_its_lease_run_out() {
 }
 
 #[test]
+fn le6_checkpoints_do_not_keep_a_lease_that_should_have_been_given() {
+    check(
+        "
+        rows 0 1
+        0s     a starts        -> started, got 0, got 1
+        0s     a plans
+        0s     a drains by hand
+        1s     b starts        -> started
+        1.25s                  -> a asked 1 handoff
+        30s    a checkpoints 1 at 5  -> done
+        34s    a checkpoints 1 at 6  -> done
+        38s    a checkpoints 1 at 7  -> done
+        39.7s  a may deliver 1
+        39.8s                  -> a lost 1 slow_handoff
+        48.75s                 -> b got 1 at=7
+        ",
+    );
+}
+
+#[test]
+fn le4_a_take_that_a_finished_handoff_looks_like_is_not_assumed() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        0s     b starts        -> started
+        1s     a drains by hand
+        2s     begin 0 a b
+        2.75s                  -> a asked 0 handoff
+        5.3s   b calls hang
+        6s     a gives 0       -> done, gave 0
+        6s     row 0 is owner=b counter=3
+        6.1s   a crashes
+        16s    b calls work
+        18.75s                 -> b got 0 until=28.55s
+        18.75s row 0 is owner=b counter=4
+        ",
+    );
+}
+
+#[test]
 fn a_late_finish_does_not_end_a_later_handoff() {
     check(
         "
@@ -418,6 +459,22 @@ fn a_planned_stop_hands_over_at_once() {
         5.5s   a checkpoints 0 at 9  -> done
         5.6s   a gives 0       -> done, gave 0, stopped
         5.75s                  -> b got 0 at=9
+        ",
+    );
+}
+
+#[test]
+fn le13_whoever_may_hold_nothing_has_said_so_and_leaves_at_once() {
+    check(
+        "
+        rows 0
+        0s     a starts        -> started, got 0
+        0s     b starts        -> started
+        4s     a drains by hand
+        4s     a cap 0         -> asked 0 handoff
+        5s     a stops         -> asked 0 stop
+        5.6s   a gives 0       -> done, gave 0, stopped
+        5.75s                  -> b got 0
         ",
     );
 }
@@ -777,7 +834,7 @@ fn a_join_of_sixty_leases_and_a_crash() {
     play(&mut world, "100s d plans not");
     let took = timed(&mut world, |world| counts(world, &["a", "b", "c", "d"]) == [15; 4]);
     assert!(took <= world.timing.lease * 2, "{took:?}");
-    let moved = |before: &BTreeMap<LeaseKey, Lease>, world: &World| {
+    let moved = |before: &BTreeMap<LeaseKey, Arc<Lease>>, world: &World| {
         world.table.leases.values().filter(|lease| before[&lease.key].owner != lease.owner).count()
     };
     assert_eq!(moved(&before, &world), 15, "exactly its share");
@@ -923,7 +980,7 @@ fn random_histories_keep_the_rules_and_heal() {
         play(&mut world, &format!("{}s", seconds_of(now)));
         let mut counts = BTreeMap::new();
         for lease in world.table.leases.values() {
-            let ready = is_ready(lease, |key| world.table.leases.get(key));
+            let ready = is_ready(lease, |key| world.table.leases.get(key).map(|lease| &**lease));
             if lease.checkpoint.is_end() || !ready {
                 continue;
             }
@@ -1157,7 +1214,7 @@ impl World {
             ("rows", words) => {
                 for word in words {
                     let lease = row(&ShardId::numbered(number(word)?));
-                    self.table.leases.insert(lease.key.clone(), lease);
+                    self.table.leases.insert(lease.key.clone(), Arc::new(lease));
                 }
             }
             ("settings", [lease]) => self.table.settings = Some(seconds(lease)?),
@@ -1182,11 +1239,11 @@ impl World {
             ("row", [id, "deleted"]) => drop(self.table.leases.remove(&key(id)?)),
             ("row", [id, "bad"]) => drop(self.bad.insert(key(id)?)),
             ("java", ["takes", id]) => {
-                let lease = self.table.leases.get_mut(&key(id)?).ok_or("there is no row")?;
+                let lease = Arc::make_mut(self.table.leases.get_mut(&key(id)?).ok_or("there is no row")?);
                 (lease.owner, lease.giver, lease.counter) = (Some("java".into()), None, lease.counter + 1);
             }
             ("java", ["renews", id]) => {
-                self.table.leases.get_mut(&key(id)?).ok_or("there is no row")?.counter += 1;
+                Arc::make_mut(self.table.leases.get_mut(&key(id)?).ok_or("there is no row")?).counter += 1;
             }
             (name, words) => self.act_as(name, words)?,
         }
@@ -1397,7 +1454,7 @@ impl World {
                 Answer::Scanned(scan)
             }
             Call::Nudge => Answer::Nudge(self.table.nudge),
-            Call::Read(key) => Answer::Row(self.table.leases.get(key).cloned().map(Box::new)),
+            Call::Read(key) => Answer::Row(self.table.leases.get(key).cloned()),
             Call::Write(attempt) => self.table.write(attempt),
             Call::Note(note) => self.table.note(note),
             Call::List => Answer::Shards(vec![StreamShards { stream: None, shards: self.shards.clone() }]),
@@ -1432,7 +1489,7 @@ impl World {
             News::Granted { lease, parents, deadline } => {
                 // LS-4, by what the table says.
                 for parent in parents_of(&lease) {
-                    let unfinished = |row: &Lease| !row.checkpoint.is_end();
+                    let unfinished = |row: &Arc<Lease>| !row.checkpoint.is_end();
                     if self.table.leases.get(&parent).is_some_and(unfinished) {
                         self.tell(name, "LS-4 is broken", false);
                     }

@@ -241,7 +241,7 @@ proptest! {
     ) {
         let mut table = LeaseTable::default();
         if is_there {
-            table.leases.insert(lease.key.clone(), lease.clone());
+            table.leases.insert(lease.key.clone(), lease.clone().into());
         }
         let spec = lease_table_spec("orders-app");
         let current = is_there.then(|| item_of(&lease));
@@ -258,7 +258,7 @@ proptest! {
             Some(tenure_store::Effect::Store(item)) => {
                 prop_assert!(matches!(answer, Answer::Applied(_)), "{answer:?}");
                 let stored = place().lease(&item).unwrap();
-                prop_assert_eq!(stored.as_ref(), table.leases.get(&lease.key));
+                prop_assert_eq!(stored.as_ref(), table.leases.get(&lease.key).map(|lease| &**lease));
             }
             Some(other) => prop_assert!(false, "{other:?}"),
         }

@@ -5,6 +5,7 @@
 //! times. A property test holds the two together.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure_planted as planted;
@@ -17,7 +18,7 @@ use crate::{Lease, LeaseKey, WorkerId};
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LeaseTable {
     /// The leases.
-    pub leases: BTreeMap<LeaseKey, Lease>,
+    pub leases: BTreeMap<LeaseKey, Arc<Lease>>,
     /// The workers' rows.
     pub workers: BTreeMap<WorkerId, Presence>,
     /// What the settings row says.
@@ -44,17 +45,19 @@ impl LeaseTable {
         let key = attempt.key();
         if let Attempt::Create(lease) = attempt {
             return match self.leases.get(key) {
-                Some(current) => Answer::Refused(Some(Box::new(current.clone()))),
+                Some(current) => Answer::Refused(Some(current.clone())),
                 None => {
-                    self.leases.insert(key.clone(), (**lease).clone());
-                    Answer::Applied(Some(lease.clone()))
+                    let row = Arc::new((**lease).clone());
+                    self.leases.insert(key.clone(), row.clone());
+                    Answer::Applied(Some(row))
                 }
             };
         }
-        let Some(lease) = self.leases.get_mut(key) else { return Answer::Refused(None) };
-        if !applies(attempt, lease) {
-            return Answer::Refused(Some(Box::new(lease.clone())));
+        let Some(row) = self.leases.get_mut(key) else { return Answer::Refused(None) };
+        if !applies(attempt, row) {
+            return Answer::Refused(Some(row.clone()));
         }
+        let lease = Arc::make_mut(row);
         match attempt {
             Attempt::Create(_) => {}
             Attempt::Renew { kbps, .. } => lease.throughput_kbps = kbps.or(lease.throughput_kbps),
@@ -78,7 +81,7 @@ impl LeaseTable {
             Attempt::Evict { .. } => lease.owner = None,
             Attempt::Delete { .. } => {
                 let gone = self.leases.remove(key);
-                return Answer::Applied(gone.map(Box::new));
+                return Answer::Applied(gone);
             }
         }
         match attempt {
@@ -91,7 +94,7 @@ impl LeaseTable {
             | Attempt::Delete { counter, .. } => lease.counter = counter + 1,
             Attempt::Create(_) => {}
         }
-        Answer::Applied(Some(Box::new(lease.clone())))
+        Answer::Applied(Some(row.clone()))
     }
 
     /// Carries out a note if its condition holds.

@@ -64,6 +64,10 @@ fn seeds_that_broke_once_hold() {
         (1362, "LS-5"),
         // A cap that could not be said was not said again before the clock had run for twenty minutes.
         (7091, "LS-6"),
+        // A row that was put back and vanished again while a worker was paused was made at once.
+        (6404, "LS-1"),
+        // A take was lost while the handoff that it looked like was finished: the hold counted from the take.
+        (12_842, "LS-1"),
     ];
     for (seed, broke) in seeds {
         let outcome = Leases::run(&Plan::draw(seed), Rules::Tenure, Watch::default());

@@ -39,6 +39,10 @@ impl Fleet {
         self.rows = seen;
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.rows.len()
+    }
+
     pub(super) fn row(&self, worker: &WorkerId) -> Option<&Presence> {
         self.rows.get(worker).map(|seen| &seen.row)
     }

@@ -14,15 +14,10 @@ const SPREAD_PER_LEASE: u32 = 8;
 const UNPLANNED_LEASES: u32 = 2;
 /// A finished lease stays for so many leases.
 const LINGERING_LEASES: u32 = 5;
+/// Of so few leases, each that is made is planned for at once; of more, all together at the next look, which is soon.
+const SOON_PLANNED_MAX: usize = 200;
 /// Rows that are made or deleted at a time.
 const CHORES_MAX: usize = 128;
-
-/// One look at what could be taken: what it costs to know is found out once.
-struct Round {
-    plan: Option<Plan>,
-    /// How many leases count against the cap.
-    held: usize,
-}
 
 impl Machine {
     // === taking ===
@@ -77,13 +72,14 @@ impl Machine {
             return;
         }
         let ends = |key: &LeaseKey| self.lease(key).is_some_and(|lease| lease.checkpoint.is_end());
-        let mut round = Round { plan: None, held: self.mine.iter().filter(|key| !ends(key)).count() };
+        // How many leases count against the cap.
+        let mut held = self.mine.iter().filter(|key| !ends(key)).count();
         for key in claims {
-            self.claim(now, &key, &mut round, effects);
+            self.claim(now, &key, &mut held, effects);
         }
     }
 
-    fn claim(&mut self, now: Now, key: &LeaseKey, round: &mut Round, effects: &mut Vec<Effect>) {
+    fn claim(&mut self, now: Now, key: &LeaseKey, held: &mut usize, effects: &mut Vec<Effect>) {
         let Some(known) = self.known.get(key) else { return };
         if known.doing.is_some() || now.monotonic < self.claim_at(known, now.monotonic) {
             self.retime(now, key);
@@ -95,7 +91,7 @@ impl Machine {
         if is_mine && known.lease.giver.is_none() {
             // Promised and given, or mine before. The condition is that of a renewal.
             self.mine.insert(key.clone());
-            round.held += 1;
+            *held += 1;
             let attempt = Attempt::Renew { key: key.clone(), counter, me, kbps: None };
             return self.send(now, key, What::Accept, counter + 1, attempt, effects);
         }
@@ -103,22 +99,22 @@ impl Machine {
         if let Some(known) = self.known.get_mut(key) {
             known.claimable = Some(since);
         }
-        let plan = round.plan.get_or_insert_with(|| self.plan(now.monotonic));
-        let is_placed_here = is_mine || plan.placements.get(key) == Some(&me);
-        let count = round.held;
+        let (is_placed_here, share) = self.claims(now.monotonic, key);
+        let is_placed_here = is_mine || is_placed_here;
+        let count = *held;
         let (soon, later) = self.graces(key);
         let room = if planted::is("takes_above_cap") { usize::MAX } else { self.cap };
         let takes = count < room
             && (is_placed_here
-                || (now.monotonic >= since + soon && count < plan.share)
+                || (now.monotonic >= since + soon && count < share)
                 || now.monotonic >= since + later);
         if takes {
             self.mine.insert(key.clone());
-            round.held += 1;
+            *held += 1;
             let attempt = Attempt::Take { key: key.clone(), counter, me, from: owner };
             return self.send(now, key, What::Take, counter + 1, attempt, effects);
         }
-        let next = if now.monotonic < since + soon {
+        let next = if now.monotonic < since + soon && count < share {
             since + soon
         } else if now.monotonic < since + later {
             since + later
@@ -130,6 +126,19 @@ impl Machine {
             known.look_at = next;
         }
         self.retime(now, key);
+    }
+
+    /// Whether a lease that nobody has should be mine, and the most that a worker should hold.
+    fn claims(&mut self, now: Monotonic, key: &LeaseKey) -> (bool, usize) {
+        if self.claims.as_ref().is_none_or(|claims| now >= claims.until) {
+            let plan = self.plan(now);
+            let mine = plan.placements.into_iter().filter(|(_, worker)| *worker == self.me.worker);
+            let mine = mine.map(|(key, _)| key).collect();
+            // At least for this moment: many leases may be due at once.
+            let until = now + self.breath().max(Duration::from_nanos(1));
+            self.claims = Some(Claims { until, mine, share: plan.share });
+        }
+        self.claims.as_ref().map_or((false, 0), |claims| (claims.mine.contains(key), claims.share))
     }
 
     /// How long others are given first: different for each, so that they do not all come at once.
@@ -262,9 +271,9 @@ impl Machine {
 
     fn do_chores(&mut self, now: Now, effects: &mut Vec<Effect>) {
         let Some(streams) = &self.shards else { return };
-        let leases: BTreeMap<LeaseKey, Lease> =
+        let leases: BTreeMap<LeaseKey, Arc<Lease>> =
             self.known.iter().map(|(key, known)| (key.clone(), known.lease.clone())).collect();
-        let remembered: BTreeMap<LeaseKey, Lease> =
+        let remembered: BTreeMap<LeaseKey, Arc<Lease>> =
             self.gone.iter().map(|(key, gone)| (key.clone(), gone.lease.clone())).collect();
         let (mut creations, mut deletions) = (Vec::new(), Vec::new());
         for stream in streams {
@@ -338,10 +347,13 @@ impl Machine {
         let known = matches!(answer, Answer::Applied(_) | Answer::Refused(_));
         match answer {
             Answer::Applied(Some(row)) => {
-                self.observe(now, now.monotonic, false, *row, effects);
+                self.observe(now, now.monotonic, false, row, effects);
+                if self.known.len() <= SOON_PLANNED_MAX {
+                    self.claims = None;
+                }
                 self.tell_everybody(now);
             }
-            Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, *row, effects),
+            Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, row, effects),
             Answer::Foreign(why) => self.raise(Alarm::BadRow(key.clone(), why), effects),
             // Whether it is there, the next scan says.
             _ => {}
@@ -367,7 +379,7 @@ impl Machine {
                 }
                 self.forget(key);
             }
-            Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, *row, effects),
+            Answer::Refused(Some(row)) => self.observe(now, now.monotonic, false, row, effects),
             _ => {}
         }
         self.review |= known && self.chores.is_empty();

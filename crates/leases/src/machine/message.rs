@@ -103,13 +103,13 @@ pub enum Answer {
     /// The nudge row says this.
     Nudge(u64),
     /// A read showed this row.
-    Row(Option<Box<Lease>>),
+    Row(Option<Arc<Lease>>),
     /// The shards of every stream.
     Shards(Vec<StreamShards>),
     /// The write happened; of a lease's, the row as it is now (of a delete, as it was).
-    Applied(Option<Box<Lease>>),
+    Applied(Option<Arc<Lease>>),
     /// It did not: here is the row that refused it.
-    Refused(Option<Box<Lease>>),
+    Refused(Option<Arc<Lease>>),
     /// It may have happened.
     Unknown,
     /// It did not happen; or, of a read, there was no answer.
@@ -127,8 +127,8 @@ pub struct Scan {
     pub settings: Option<Duration>,
     /// The workers' rows.
     pub workers: Vec<Presence>,
-    /// The leases.
-    pub leases: Vec<Lease>,
+    /// The leases: shared, not copied, because every worker knows all of them.
+    pub leases: Vec<Arc<Lease>>,
     /// Rows that could not be understood, and why.
     pub bad: Vec<(LeaseKey, Arc<str>)>,
 }

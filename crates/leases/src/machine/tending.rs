@@ -56,8 +56,8 @@ impl Machine {
         let Some(to) = to else { return };
         let Some(known) = self.known.get_mut(key) else { return };
         let Some(hold) = &mut known.hold else { return };
-        known.lease.owner = Some(to.clone());
-        known.lease.giver = Some(self.me.worker.clone());
+        let row = Arc::make_mut(&mut known.lease);
+        (row.owner, row.giver) = (Some(to.clone()), Some(self.me.worker.clone()));
         known.pinned_until = now.monotonic + self.timing.move_interval;
         if hold.handoff.is_none() {
             hold.handoff = Some(Handoff { to, since: now.monotonic });
@@ -192,7 +192,7 @@ impl Machine {
         let (Some(hold), None) = (&mut known.hold, &known.doing) else { return };
         let (me, counter) = (self.me.worker.clone(), known.lease.counter);
         if hold.restore {
-            let mut lease = known.lease.clone();
+            let mut lease = (*known.lease).clone();
             (lease.owner, lease.giver) = (Some(me), None);
             lease.counter += crate::lineage::REVIVAL_STEP;
             let to = lease.counter;
@@ -259,7 +259,8 @@ impl Machine {
             if counts && known.counted.is_none_or(|(counter, _)| counter != to) {
                 known.counted = Some((to, sent));
             }
-            known.doing = Some(Doing { call, from: known.lease.counter, to, sent, reading: false, what });
+            let from = known.lease.counter;
+            known.doing = Some(Box::new(Doing { call, from, to, sent, reading: false, what }));
         }
         self.retime(now, key);
     }
@@ -278,15 +279,16 @@ impl Machine {
         // Otherwise lost meanwhile: the hold that it was for is over.
         let Some(doing) = known.doing.take_if(|doing| doing.call == id) else {
             if let Answer::Applied(Some(row)) | Answer::Refused(Some(row)) = answer {
-                self.observe(now, now.monotonic, false, *row, effects);
+                self.observe(now, now.monotonic, false, row, effects);
             }
             return;
         };
+        let doing = *doing;
         match answer {
-            Answer::Applied(row) => self.landed(now, key, doing, row.map(|row| *row), effects),
-            Answer::Refused(row) => self.refused(now, key, doing, row.map(|row| *row), effects),
+            Answer::Applied(row) => self.landed(now, key, doing, row, effects),
+            Answer::Refused(row) => self.refused(now, key, doing, row, effects),
             Answer::Unknown if planted::is("unknown_is_landed") => {
-                let row = Lease { counter: doing.to, ..known.lease.clone() };
+                let row = Arc::new(Lease { counter: doing.to, ..(*known.lease).clone() });
                 self.landed(now, key, doing, Some(row), effects);
             }
             Answer::Unknown => self.read_back(now, key, doing, effects),
@@ -301,7 +303,7 @@ impl Machine {
         (doing.call, doing.reading) =
             (self.call(by, Asked::Row(key.clone()), Call::Read(key.clone()), effects), true);
         if let Some(known) = self.known.get_mut(key) {
-            known.doing = Some(doing);
+            known.doing = Some(Box::new(doing));
         }
         self.retime(now, key);
     }
@@ -317,13 +319,14 @@ impl Machine {
     ) {
         let Some(known) = self.known.get_mut(key) else { return };
         let Some(doing) = known.doing.take_if(|doing| doing.call == id) else { return };
+        let doing = *doing;
         let row = match answer {
-            Answer::Row(row) => row.map(|row| *row),
+            Answer::Row(row) => row,
             Answer::Foreign(why) => return self.met_bad_row(now, key, why, effects),
             // Sent again, it lands once, and a refusal shows the row.
             _ => return self.failed(now, key),
         };
-        if self.has_landed(&doing, row.as_ref()) {
+        if self.has_landed(&doing, row.as_deref()) {
             self.landed(now, key, doing, row, effects);
         } else if row.as_ref().is_some_and(|row| row.counter == doing.from) {
             // Not yet, at any rate: sent again, it lands once.
@@ -344,7 +347,10 @@ impl Machine {
             What::Checkpoint { at, marks } => {
                 counted && (plainly_mine || mine_to_give) && row.checkpoint == *at && row.marks == *marks
             }
-            What::Take | What::Accept => counted && (plainly_mine || mine_to_give),
+            // A handoff to me that was finished meanwhile leaves the same row as my own take, and others may have seen
+            // that counter for long. So what may be mine is accepted first, under a counter of my own.
+            What::Take => counted && mine_to_give,
+            What::Accept => counted && (plainly_mine || mine_to_give),
             // Whoever has it now got it because it was given.
             What::Evict => row.counter >= doing.to && !plainly_mine && !mine_to_give,
             What::Finish { .. } => row.counter >= doing.to && !mine_to_give,
@@ -357,7 +363,7 @@ impl Machine {
         now: Now,
         key: &LeaseKey,
         doing: Doing,
-        row: Option<Lease>,
+        row: Option<Arc<Lease>>,
         effects: &mut Vec<Effect>,
     ) {
         match doing.what {
@@ -392,8 +398,20 @@ impl Machine {
     }
 
     /// A renewal or a checkpoint landed.
-    fn extended(&mut self, now: Now, key: &LeaseKey, doing: &Doing, row: Lease, effects: &mut Vec<Effect>) {
+    fn extended(
+        &mut self,
+        now: Now,
+        key: &LeaseKey,
+        doing: &Doing,
+        row: Arc<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         let (validity, renew) = (self.timing.validity, self.timing.renew);
+        // LE-6 and LE-11: what a checkpoint counts must not keep what is to run out.
+        let runs_out = self.hold(key).is_some_and(|hold| {
+            (self.is_overdue(hold, now.monotonic) && !planted::is("handoff_without_end"))
+                || (hold.stuck && !planted::is("stuck_is_renewed"))
+        });
         let Some(hold) = self.hold_mut(key) else { return };
         let first_sent = hold.first_sent.take().unwrap_or(doing.sent);
         // LE-2.
@@ -404,7 +422,9 @@ impl Machine {
         } else {
             first_sent
         };
-        hold.deadline = hold.deadline.max(sent + validity);
+        if !runs_out {
+            hold.deadline = hold.deadline.max(sent + validity);
+        }
         hold.next_renewal = sent + renew;
         (hold.restore, hold.retry_at) = (false, now.monotonic);
         let deadline = hold.deadline;
@@ -440,7 +460,7 @@ impl Machine {
     }
 
     /// A lease that was taken is mine.
-    fn taken(&mut self, now: Now, key: &LeaseKey, doing: &Doing, row: Lease, effects: &mut Vec<Effect>) {
+    fn taken(&mut self, now: Now, key: &LeaseKey, doing: &Doing, row: Arc<Lease>, effects: &mut Vec<Effect>) {
         // LE-2: a renewal of the last hold may have had this counter already, and may be what landed.
         let counted = self.known.get(key).and_then(|known| known.counted).filter(|(to, _)| *to == doing.to);
         let sent = if planted::is("lease_deadline_from_receipt") {
@@ -470,7 +490,7 @@ impl Machine {
         let Some(known) = self.known.get_mut(key) else { return };
         known.inherited = false;
         known.claimable = None;
-        known.hold = Some(Hold {
+        known.hold = Some(Box::new(Hold {
             deadline,
             next_renewal,
             first_sent: None,
@@ -482,14 +502,14 @@ impl Machine {
             drained: false,
             restore: false,
             kbps: None,
-        });
+        }));
         let lease = known.lease.clone();
         self.mine.insert(key.clone());
         let parents = parents_of(&lease)
             .filter_map(|key| self.known.get(&key))
-            .map(|known| known.lease.clone())
+            .map(|known| (*known.lease).clone())
             .collect();
-        effects.push(Effect::Tell(News::Granted { lease: Box::new(lease), parents, deadline }));
+        effects.push(Effect::Tell(News::Granted { lease: Box::new((*lease).clone()), parents, deadline }));
         self.retime(now, key);
         if giver.as_ref() == Some(&self.me.worker) {
             self.notice_handoff(now, key, to, effects);
@@ -502,7 +522,7 @@ impl Machine {
         now: Now,
         key: &LeaseKey,
         to: Option<WorkerId>,
-        row: Option<Lease>,
+        row: Option<Arc<Lease>>,
         effects: &mut Vec<Effect>,
     ) {
         self.mine.remove(key);
@@ -541,7 +561,7 @@ impl Machine {
         now: Now,
         key: &LeaseKey,
         doing: Doing,
-        row: Option<Lease>,
+        row: Option<Arc<Lease>>,
         effects: &mut Vec<Effect>,
     ) {
         let holds = self.hold(key).is_some();
@@ -555,8 +575,14 @@ impl Machine {
         };
         if !holds {
             self.mine.remove(key);
+            let unchanged = row.counter == doing.from && !matches!(doing.what, What::Begin { .. });
             self.adopt(now, row);
-            self.retime(now, key);
+            if unchanged {
+                // Refused for no reason that the row shows: it would be again, at once and for ever.
+                self.failed(now, key);
+            } else {
+                self.retime(now, key);
+            }
             return;
         }
         if self.has_landed(&doing, Some(&row)) {
@@ -581,8 +607,11 @@ impl Machine {
             self.notice_handoff(now, key, to, effects);
             self.retime(now, key);
         } else if plainly_mine && row.counter == doing.from {
-            // Nothing happened to it: only what was to happen was not to be.
-            self.retime(now, key);
+            // Nothing happened to it, nor had it vanished: only what was to happen was not to be, and not at once again.
+            if let Some(hold) = self.hold_mut(key) {
+                hold.restore = false;
+            }
+            self.failed(now, key);
         } else if plainly_mine && row.counter == doing.to && matches!(doing.what, What::Checkpoint { .. }) {
             // An earlier renewal landed unheard, and the checkpoint did not: it follows.
             let renewed = Doing { what: What::Renew, ..doing };

@@ -211,6 +211,7 @@ async fn a_lease_is_moved_by_hand(site: Site) {
     let admin = site.admin(&*store);
     let refused = admin.move_lease(&key(0), &"nobody".into()).await.unwrap_err();
     assert!(refused.kind() == Kind::Invalid && refused.chain().contains("no worker `nobody`"), "{refused:?}");
+    assert!(refused.chain().contains("(a, b)"), "whoever lives is named: {refused:?}");
     let refused = admin.release(&key(0)).await.unwrap_err();
     assert!(refused.chain().contains("is renewed by `a`"), "{refused:?}");
     assert_eq!(admin.move_lease(&key(0), &"a".into()).await.unwrap(), Moved::Already);
@@ -222,6 +223,10 @@ async fn a_lease_is_moved_by_hand(site: Site) {
     a.keeper.stop().await.unwrap();
     b.keeper.stop().await.unwrap();
     assert_eq!(admin.release(&key(0)).await.unwrap(), Moved::Already);
+    let refused = admin.move_lease(&key(0), &"a".into()).await.unwrap_err();
+    assert!(refused.chain().contains("nobody else lives"), "{refused:?}");
+    let forced = admin.clone().forced(true);
+    assert_eq!(forced.move_lease(&key(0), &"a".into()).await.unwrap(), Moved::Done);
     site.assert_one_at_a_time();
 }
 

@@ -6,6 +6,7 @@
 //! end starve while the budget is spent on their children, and workers that see different fleets rob each other.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tenure_clock::Monotonic;
 use tenure_leases::lineage::{StreamShards, key_of};
@@ -35,7 +36,7 @@ pub struct SeedKeeper {
     stopping: bool,
     stopped: bool,
     /// Every lease, and since when its counter is as it is.
-    seen: BTreeMap<LeaseKey, (Lease, Monotonic)>,
+    seen: BTreeMap<LeaseKey, (Arc<Lease>, Monotonic)>,
     held: BTreeMap<LeaseKey, Held>,
     calls: u64,
     asked: BTreeMap<CallId, Asked>,
@@ -109,15 +110,15 @@ impl SeedKeeper {
     }
 
     /// The next lease to take: free ones first, then those that have run out, then from whoever has most.
-    fn wants(&self, now: Monotonic) -> Option<&Lease> {
+    fn wants(&self, now: Monotonic) -> Option<&Arc<Lease>> {
         if self.held.len() >= self.cap || self.stopping {
             return None;
         }
         let me = &self.me.worker;
-        let open = |lease: &&(Lease, Monotonic)| {
+        let open = |lease: &&(Arc<Lease>, Monotonic)| {
             !lease.0.checkpoint.is_end() && !self.held.contains_key(&lease.0.key)
         };
-        let has_run_out = |(_, since): &&(Lease, Monotonic)| now >= *since + self.timing.lease;
+        let has_run_out = |(_, since): &&(Arc<Lease>, Monotonic)| now >= *since + self.timing.lease;
         // Children come after their parents by name, and the newest are taken first.
         let free =
             self.seen.values().rev().filter(open).find(|lease| lease.0.owner.is_none() || has_run_out(lease));
@@ -212,7 +213,7 @@ impl SeedKeeper {
                 held.reads = true;
                 let deadline = held.deadline;
                 effects.push(Effect::Tell(News::Granted {
-                    lease: Box::new(lease),
+                    lease: Box::new((*lease).clone()),
                     parents: Vec::new(),
                     deadline,
                 }));
@@ -233,8 +234,12 @@ impl SeedKeeper {
                 let me = self.me.worker.clone();
                 if let Some(lease) = self.wants(now).cloned() {
                     let key = lease.key.clone();
-                    let attempt =
-                        Attempt::Take { key: key.clone(), counter: lease.counter, me, from: lease.owner };
+                    let attempt = Attempt::Take {
+                        key: key.clone(),
+                        counter: lease.counter,
+                        me,
+                        from: lease.owner.clone(),
+                    };
                     self.call(now + self.timing.renew, Asked::Take(key, now), Call::Write(attempt), effects);
                     self.scan_at = now + self.timing.nudge;
                 }
@@ -251,7 +256,7 @@ impl SeedKeeper {
                 }
             }
             (Asked::Take(key, sent), Answer::Applied(Some(lease))) => {
-                self.seen.insert(key.clone(), (*lease.clone(), now));
+                self.seen.insert(key.clone(), (lease.clone(), now));
                 let (validity, renew) = (self.timing.validity, self.timing.renew);
                 let held = Held {
                     counter: lease.counter,
@@ -268,7 +273,7 @@ impl SeedKeeper {
                 (held.writing, held.counter) = (false, lease.counter);
                 (held.deadline, held.renew_at) = (sent + self.timing.validity, sent + self.timing.renew);
                 let (deadline, reads) = (held.deadline, held.reads);
-                self.seen.insert(key.clone(), (*lease, now));
+                self.seen.insert(key.clone(), (lease, now));
                 match wish {
                     Some(Wish::Give(request)) => {
                         self.held.remove(&key);

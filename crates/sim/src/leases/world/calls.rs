@@ -170,7 +170,7 @@ impl<K: Keeper> World<'_, K> {
             }
             Call::Read(key) => {
                 self.stage.outcome.tally.reads += 1;
-                Some(Answer::Row(self.table.leases.get(key).cloned().map(Box::new)))
+                Some(Answer::Row(self.table.leases.get(key).cloned()))
             }
             Call::List => Some(Answer::Shards(self.stream.listed())),
             Call::Note(note) => {
@@ -311,7 +311,7 @@ impl<K: Keeper> World<'_, K> {
         let Some(shard) = self.stream.of(attempt.key()) else { return answer };
         self.stage.trace.mix((shard as u64) << 1 | u64::from(applied));
         if applied {
-            self.landed(by, shard, attempt, was.and_then(|lease| lease.owner));
+            self.landed(by, shard, attempt, was.and_then(|lease| lease.owner.clone()));
         }
         answer
     }
@@ -532,7 +532,7 @@ fn brief(attempt: &Attempt) -> String {
 
 /// An answer in a few words.
 fn told(answer: &Answer) -> String {
-    let row = |row: &Option<Box<tenure_leases::Lease>>| match row {
+    let row = |row: &Option<std::sync::Arc<tenure_leases::Lease>>| match row {
         Some(lease) => {
             let name = |side: &Option<WorkerId>| side.as_ref().map_or("-".to_owned(), ToString::to_string);
             let (owner, giver) = (name(&lease.owner), name(&lease.giver));

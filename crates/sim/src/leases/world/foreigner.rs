@@ -44,7 +44,7 @@ impl<K: Keeper> World<'_, K> {
             return;
         }
         let me = WorkerId::from(NAME);
-        let rows: Vec<Lease> = self.table.leases.values().cloned().collect();
+        let rows: Vec<std::sync::Arc<Lease>> = self.table.leases.values().cloned().collect();
         for row in rows {
             let Some(shard) = self.stream.of(&row.key) else { continue };
             if self.foreign.holds.contains_key(&shard) {
