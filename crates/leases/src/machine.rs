@@ -741,6 +741,12 @@ impl Machine {
             }
             // Swept away, or deleted: the others must not take us for strangers.
             (Phase::Running, None) if !self.own.writing => self.own.written = None,
+            // An older one, which came late and found no row: what it says is not so any more.
+            (Phase::Running, Some(row))
+                if row.counter < self.own.counter && self.own.written.is_some_and(|at| at < sent) =>
+            {
+                self.own.written = None;
+            }
             _ => {}
         }
         self.review = true;

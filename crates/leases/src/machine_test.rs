@@ -26,7 +26,8 @@
 //!
 //! and the table understands `shards 0! 1<0`, `rows 0 1`, `row 0 is owner=a giver=b counter=3 at=th`,
 //! `row 0 deleted`, `row 0 absent`, `java takes 0`, `java renews 0`, `row 0 bad`, `begin 0 a b` (somebody asks
-//! `a` to give it to `b`), `presence of a by other`, `presence of a gone`.
+//! `a` to give it to `b`), `presence of a by other`, `presence of a is old cap=1`,
+//! `presence of a says cap=9`, `presence of a gone`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -759,6 +760,18 @@ fn le15_a_row_that_another_process_took_over_ends_the_first() {
 }
 
 #[test]
+fn an_old_row_of_its_own_is_written_anew() {
+    check(
+        "
+        rows 0
+        0s     a starts cap=9  -> started, got 0
+        4s     presence of a is old cap=1
+        7s     presence of a says cap=9
+        ",
+    );
+}
+
+#[test]
 fn le16_a_worker_with_another_lease_does_not_start() {
     check(
         "
@@ -1206,6 +1219,10 @@ impl World {
         self.told.push(Told { at: self.now, text, quiet });
     }
 
+    fn presence(&mut self, worker: &str) -> Play<&mut Presence> {
+        Ok(self.table.workers.get_mut(&WorkerId::from(worker)).ok_or("there is no row")?)
+    }
+
     // === what a line can do ===
 
     fn act(&mut self, subject: &str, words: &[&str]) -> Play {
@@ -1218,10 +1235,17 @@ impl World {
                 }
             }
             ("settings", [lease]) => self.table.settings = Some(seconds(lease)?),
-            ("presence", ["of", worker, "by", other]) => {
-                let id = WorkerId::from(*worker);
-                let row = self.table.workers.get_mut(&id).ok_or("there is no row")?;
-                row.incarnation = (*other).into();
+            ("presence", ["of", worker, "by", other]) => self.presence(worker)?.incarnation = (*other).into(),
+            // As if a write of long ago came only now.
+            ("presence", ["of", worker, "is", "old", cap]) => {
+                let row = self.presence(worker)?;
+                (row.counter, row.cap) = (0, cap_of(cap)?);
+            }
+            ("presence", ["of", worker, "says", cap]) => {
+                let (is, wanted) = (self.presence(worker)?.cap, cap_of(cap)?);
+                if is != wanted {
+                    return Err(format!("it says {is}, not {wanted}"));
+                }
             }
             ("presence", ["of", worker, "gone"]) => drop(self.table.workers.remove(&WorkerId::from(*worker))),
             ("begin", [id, from, to]) => {
@@ -1643,6 +1667,10 @@ fn place(checkpoint: &Checkpoint) -> String {
         Checkpoint::At { sequence, .. } => sequence.to_string(),
         Checkpoint::ShardEnd => "end".to_owned(),
     }
+}
+
+fn cap_of(word: &str) -> Play<u64> {
+    number(word.strip_prefix("cap=").ok_or_else(|| format!("wanted cap=…, not {word}"))?)
 }
 
 fn number(text: &str) -> Play<u64> {

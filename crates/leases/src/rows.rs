@@ -220,7 +220,9 @@ impl Place {
                     Some((incarnation, counter)) => {
                         Condition::eq("incarnation", &**incarnation).and(Condition::eq("counter", *counter))
                     }
-                    None => Condition::absent("pk").or(Condition::eq("incarnation", &*me.incarnation)),
+                    // An older one of mine that comes late finds a higher counter.
+                    None => Condition::absent("pk").or(Condition::eq("incarnation", &*me.incarnation)
+                        .and(Condition::lt("counter", me.counter))),
                 };
                 Write::Put { table, item, when }
             }

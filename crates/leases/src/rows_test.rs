@@ -146,6 +146,29 @@ fn own_rows_are_read_back() {
 }
 
 #[test]
+fn a_presence_that_comes_late_does_not_replace_a_newer_one() {
+    let presence = |counter| Presence {
+        worker: "w/1".into(),
+        incarnation: "abc".into(),
+        cap: counter,
+        holding: true,
+        counter,
+        expires: 1_763_553_900,
+    };
+    let Write::Put { item: newer, .. } = place().note(&Note::Presence { me: presence(5), over: None }) else {
+        panic!("it is put")
+    };
+    for (counter, applies) in [(4, false), (5, false), (6, true)] {
+        let Write::Put { when, .. } = place().note(&Note::Presence { me: presence(counter), over: None })
+        else {
+            panic!("it is put")
+        };
+        assert_eq!(when.holds(&newer), applies, "{counter}");
+        assert!(when.holds(&Item::new()));
+    }
+}
+
+#[test]
 fn a_new_table_has_the_index_and_an_old_one_needs_none() {
     let new = lease_table_spec("orders-app");
     new.validate().unwrap();

@@ -103,7 +103,7 @@ impl LeaseTable {
             Note::Settings { .. } => self.settings.is_none(),
             Note::Presence { me, over } => match (self.workers.get(&me.worker), over) {
                 (None, over) => over.is_none(),
-                (Some(row), None) => row.incarnation == me.incarnation,
+                (Some(row), None) => row.incarnation == me.incarnation && row.counter < me.counter,
                 (Some(row), Some((incarnation, counter))) => {
                     row.incarnation == *incarnation && row.counter == *counter
                 }
