@@ -137,16 +137,16 @@ impl<'a> Admin<'a> {
         if row.checkpoint.is_end() {
             return Err(Error::invalid(format!("lease {key} was read to its end: there is nothing to move")));
         }
-        if let Some(giver) = &row.giver {
-            return Err(Error::invalid(format!(
-                "lease {key} is on its way from `{giver}` already: wait until it has arrived"
-            )));
-        }
-        if row.owner.as_ref() == Some(to) {
+        if row.owner.as_ref() == Some(to) && row.giver.is_none() {
             return Ok(Moved::Already);
         }
         if !self.forced {
             self.expect_life(to, &found).await?;
+        }
+        if let Some(giver) = &row.giver {
+            return Err(Error::invalid(format!(
+                "lease {key} is on its way from `{giver}` already: wait until it has arrived"
+            )));
         }
         let attempt = match &row.owner {
             // Somebody renews it: that is who must drain it.

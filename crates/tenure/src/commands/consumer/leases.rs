@@ -60,10 +60,12 @@ Examples:
     /// Have a lease handed over to a worker
     #[command(after_help = "\
 Its holder finishes what it has, stores its checkpoint and gives: no record comes twice. If nobody holds it,
-or its holder shows no sign of life for a whole lease (which is waited for), the worker has it at once.
+or its holder shows no sign of life for a whole lease (which is waited for), the worker has it at once. A worker
+that shows none itself is refused: what it is given nobody would read.
 
 Examples:
-  tenure leases move shardId-000000000002 worker-3")]
+  tenure leases move shardId-000000000002 worker-3
+  tenure leases move shardId-000000000002 worker-9 --force   # it is about to start")]
     Move {
         #[command(flatten)]
         app: App,
@@ -71,6 +73,9 @@ Examples:
         lease: String,
         /// The worker that is to have it
         worker: String,
+        /// Even if that worker shows no sign of life
+        #[arg(long)]
+        force: bool,
     },
     /// Take a lease away from a worker that is dead
     #[command(after_help = "\
@@ -201,9 +206,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
                  {app}`); or correct --app"
             )));
         }
-        Verb::Move { lease, worker, .. } => {
+        Verb::Move { lease, worker, force, .. } => {
             let (lease, worker) = (LeaseKey::from(lease.as_str()), WorkerId::from(worker.as_str()));
-            let moved = admin.move_lease(&lease, &worker).await.map_err(misuse_if_invalid)?;
+            let moved = admin.forced(force).move_lease(&lease, &worker).await.map_err(misuse_if_invalid)?;
             tell(
                 context,
                 &lease,
