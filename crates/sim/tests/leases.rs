@@ -68,6 +68,8 @@ fn seeds_that_broke_once_hold() {
         (6404, "LS-1"),
         // A take was lost while the handoff that it looked like was finished: the hold counted from the take.
         (12_842, "LS-1"),
+        // A worker's row of long ago came late, and said the cap of then.
+        (9622, "LS-6"),
     ];
     for (seed, broke) in seeds {
         let outcome = Leases::run(&Plan::draw(seed), Rules::Tenure, Watch::default());
