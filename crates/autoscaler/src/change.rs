@@ -352,13 +352,7 @@ fn bounded(targets: usize) -> Result<()> {
 }
 
 fn planned(place: &Place, fence: i64) -> Slot {
-    Slot {
-        phase: SlotPhase::Planned,
-        attempt: 0,
-        authorised: fence,
-        place: place.clone(),
-        instance: None,
-    }
+    Slot { phase: SlotPhase::Planned, attempt: 0, authorised: fence, place: place.clone(), instance: None }
 }
 
 fn migrate(state: &mut State) {

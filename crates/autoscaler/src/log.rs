@@ -93,7 +93,10 @@ impl Event {
     /// `Corrupt` if an attribute is missing or of another type.
     pub fn read(item: &Item) -> Result<Self> {
         let damaged = |name: &str| {
-            Error::new(Kind::Corrupt, format!("an event of the log has no usable `{name}`: it is not one of ours"))
+            Error::new(
+                Kind::Corrupt,
+                format!("an event of the log has no usable `{name}`: it is not one of ours"),
+            )
         };
         let number = |name: &str| item.integer(name).ok_or_else(|| damaged(name));
         let text = |name: &str| item.text(name).map(str::to_owned).ok_or_else(|| damaged(name));

@@ -216,9 +216,8 @@ pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now
 
 fn idle(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
     let mut step = decide::decide(state, observation, policy, now);
-    let begins = |effect: &Effect| {
-        matches!(effect, Effect::Write(Change::BeginUp { .. } | Change::BeginDown { .. }))
-    };
+    let begins =
+        |effect: &Effect| matches!(effect, Effect::Write(Change::BeginUp { .. } | Change::BeginDown { .. }));
     if !step.effects.iter().any(begins) {
         garbage::collect(state, observation, policy, now, &mut step);
     }
@@ -238,13 +237,7 @@ fn legacy_is_over(state: &State, now: &Now, policy: &Policy) -> bool {
         || nothing
 }
 
-fn adopt(
-    state: &State,
-    legacy: Legacy<'_>,
-    observation: &Observation,
-    policy: &Policy,
-    now: &Now,
-) -> Step {
+fn adopt(state: &State, legacy: Legacy<'_>, observation: &Observation, policy: &Policy, now: &Now) -> Step {
     if !legacy_is_over(state, now, policy) {
         return Step::because("an old writer's action is under way");
     }
@@ -274,9 +267,9 @@ fn is_launching(state: &State, up: &Up<'_>, answers: &[Answer], now: &Now) -> bo
     up.phase == UpPhase::Launching && !is_late(state, now) && next_launch(up.slots, answers).is_some()
         || answers.iter().any(|answer| {
             matches!(answer, Answer::Launched { slot, attempt, .. }
-                if up.slots.get(slot).is_some_and(|slot| {
-                    slot.phase == SlotPhase::Planned && slot.attempt == *attempt
-                }))
+            if up.slots.get(slot).is_some_and(|slot| {
+                slot.phase == SlotPhase::Planned && slot.attempt == *attempt
+            }))
         }) && up.phase != UpPhase::Aborting
 }
 
@@ -339,8 +332,7 @@ impl Course<'_> {
     /// Between reading a node and changing it lies a fenced write, and no call is made on the last of a
     /// lease.
     fn finish(mut self) -> Step {
-        let changes_node =
-            |call: &Effect| matches!(call, Effect::Cordon { .. } | Effect::Release { .. });
+        let changes_node = |call: &Effect| matches!(call, Effect::Cordon { .. } | Effect::Release { .. });
         let short = self.now.lease_left_ms < self.stamp.lease_ms / 2;
         if self.changes.is_empty() && !self.calls.is_empty() && (short || self.calls.iter().any(changes_node))
         {

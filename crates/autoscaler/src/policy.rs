@@ -128,10 +128,15 @@ impl Policy {
             }
         }
         if self.places.is_empty() || self.places.len() > PLACES_MAX {
-            return refuse(format!("there are {} places to launch at: give 1 to {PLACES_MAX}", self.places.len()));
+            return refuse(format!(
+                "there are {} places to launch at: give 1 to {PLACES_MAX}",
+                self.places.len()
+            ));
         }
         if self.worker.cpu_millis == 0 || self.worker.memory_mib == 0 {
-            return refuse("a worker without CPU or memory takes no pod: give what the instance type has".into());
+            return refuse(
+                "a worker without CPU or memory takes no pod: give what the instance type has".into(),
+            );
         }
         for (name, percent) in [("idle_percent", self.idle_percent), ("busy_percent", self.busy_percent)] {
             if percent == 0 || percent > 100 {
@@ -183,8 +188,7 @@ mod tests {
     use super::*;
 
     fn policy() -> Policy {
-        let place =
-            Place { subnet: "subnet-a".into(), market: "on-demand".into(), template: "1".into() };
+        let place = Place { subnet: "subnet-a".into(), market: "on-demand".into(), template: "1".into() };
         Policy::new("demo", 1, 5, vec![place])
     }
 

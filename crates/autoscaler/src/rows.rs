@@ -98,9 +98,8 @@ pub fn decode(item: &Item) -> Result<State> {
         fail_count: reader.number("failCount")?,
         next_allowed_epoch: reader.number("nextAllowedEpoch")?,
         last_failure: reader.text("lastFailure")?.map(str::to_owned),
-        node_backoff: reader.entries("nodeBackoff", |id, value| {
-            Some((InstanceId::from(id), value.as_i64()?))
-        })?,
+        node_backoff: reader
+            .entries("nodeBackoff", |id, value| Some((InstanceId::from(id), value.as_i64()?)))?,
         interrupts: reader.entries("interrupts", interrupt_entry)?,
         paused: reader.flag("paused")?,
     };
@@ -244,12 +243,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn read<T>(
-        &self,
-        name: &str,
-        wanted: &str,
-        read: impl Fn(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>> {
+    fn read<T>(&self, name: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Result<Option<T>> {
         let Some(value) = self.item.get(name) else { return Ok(None) };
         read(value).map(Some).ok_or_else(|| {
             Error::new(

@@ -329,9 +329,7 @@ impl State {
 
     fn own_up<'a>(&'a self, id: &'a ActionId) -> Option<Action<'a>> {
         Some(match &self.up_slots {
-            Some(slots) => {
-                Action::Up(Up { id, phase: self.up_phase.unwrap_or(UpPhase::Launching), slots })
-            }
+            Some(slots) => Action::Up(Up { id, phase: self.up_phase.unwrap_or(UpPhase::Launching), slots }),
             None => Action::Legacy(Legacy::Up(id)),
         })
     }
@@ -383,11 +381,9 @@ impl Action<'_> {
     #[must_use]
     pub fn slot_of(&self, instance: &InstanceId) -> Option<SlotPhase> {
         match self {
-            Self::Up(up) => up
-                .slots
-                .values()
-                .find(|slot| slot.instance.as_ref() == Some(instance))
-                .map(|slot| slot.phase),
+            Self::Up(up) => {
+                up.slots.values().find(|slot| slot.instance.as_ref() == Some(instance)).map(|slot| slot.phase)
+            }
             _ => None,
         }
     }

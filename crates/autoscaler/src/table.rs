@@ -215,7 +215,8 @@ const ADOPT: &[Guard] = &[
     Guard::AsSeen("scaleDownCompletedInstanceIds"),
     Guard::LegacyOver,
 ];
-const OWN_UP: &[Guard] = &[Guard::AsSeen("scaleUpActionId"), Guard::AsSeen("planFor"), Guard::AsSeen("fence")];
+const OWN_UP: &[Guard] =
+    &[Guard::AsSeen("scaleUpActionId"), Guard::AsSeen("planFor"), Guard::AsSeen("fence")];
 const OWN_DOWN: &[Guard] =
     &[Guard::AsSeen("scaleDownActionId"), Guard::AsSeen("planFor"), Guard::AsSeen("fence")];
 const OWN: &[Guard] = &[
@@ -511,8 +512,11 @@ impl Row {
     /// Each attribute once; of two ops the first.
     fn ops(&self) -> impl Iterator<Item = Op> {
         let all = || self.ops.iter().flat_map(|group| group.iter().copied());
-        all().enumerate()
-            .filter(move |(index, op)| !all().take(*index).any(|earlier| earlier.attribute() == op.attribute()))
+        all()
+            .enumerate()
+            .filter(move |(index, op)| {
+                !all().take(*index).any(|earlier| earlier.attribute() == op.attribute())
+            })
             .map(|(_, op)| op)
     }
 
@@ -581,8 +585,9 @@ impl Guard {
                 Condition::absent("nextAllowedEpoch").or(Condition::le("nextAllowedEpoch", stamp.epoch()))
             }
             Self::NotPaused => not_true("paused"),
-            Self::LeaseOver => Condition::absent("leaseUntilMs")
-                .or(past("leaseUntilMs", stamp.now_ms - stamp.skew_ms)),
+            Self::LeaseOver => {
+                Condition::absent("leaseUntilMs").or(past("leaseUntilMs", stamp.now_ms - stamp.skew_ms))
+            }
             Self::LegacyOver => {
                 let long_ago = stamp.epoch() - LEGACY_OVER_SECONDS;
                 let nothing = Condition::absent("lockUntilEpoch")
@@ -613,9 +618,7 @@ impl Guard {
         match self {
             Self::OldSchema => !before.is_migrated(),
             Self::Migrated => before.is_migrated(),
-            Self::NoAction => {
-                before.action_id().is_none() && before.scaling_in_progress != Some(true)
-            }
+            Self::NoAction => before.action_id().is_none() && before.scaling_in_progress != Some(true),
             Self::NotPaused => !before.is_paused(),
             Self::EverySlotEnded => before
                 .up_slots
@@ -716,15 +719,27 @@ fn unexplained(what: &str, changed: &[&str]) -> Error {
 impl Row {
     fn explains(&self, changed: &[&str], old: &State, new: &State) -> bool {
         let allowed = |name: &&str| self.ops().any(|op| op.attribute() == *name);
-        // A pause that was asked for twice changes nothing but `rev`.
-        let known = self.ops().next().is_some_and(|op| changed.contains(&op.attribute()));
-        let idle = changed.is_empty() && matches!(self.name, Name::Pause);
+        let first = self.ops().next().is_some_and(|op| changed.contains(&op.attribute()));
+        let known = match self.subject {
+            Subject::Action => first,
+            // Asked for twice, or renewed twice in a millisecond, they change nothing but `rev`.
+            Subject::Item => {
+                !changed.is_empty() || matches!(self.name, Name::Pause | Name::Resume | Name::Renew)
+            }
+            Subject::Slot | Subject::Node => true,
+        };
+        let paused = match self.name {
+            Name::Pause => new.is_paused(),
+            Name::Resume => !new.is_paused(),
+            _ => true,
+        };
         let incremented = self.ops().all(|op| match op {
             Op::Increment("fence") => new.fence() == old.fence() + 1,
             Op::Increment("actionSeq") => new.action_seq() == old.action_seq() + 1,
             _ => true,
         });
-        (known || idle)
+        known
+            && paused
             && changed.iter().all(allowed)
             && incremented
             && self.guards().all(|guard| guard.holds_of(old))
@@ -741,7 +756,9 @@ fn check_edges(row: &Row, old: &State, new: &State) -> std::result::Result<(), S
             (Some(old), Some(new)) if old.keys().eq(new.keys()) => new
                 .iter()
                 .filter(|(number, slot)| old.get(number) != Some(slot))
-                .map(|(number, slot)| (old.get(number).map_or("", |slot| slot.phase.name()), slot.phase.name()))
+                .map(|(number, slot)| {
+                    (old.get(number).map_or("", |slot| slot.phase.name()), slot.phase.name())
+                })
                 .collect(),
             _ => return Err("slots appeared or vanished".to_owned()),
         },
@@ -792,7 +809,9 @@ pub fn document() -> String {
         }
         text.push_str("```\n");
     }
-    text.push_str("\n## The writes\n\nEvery write also adds 1 to `rev`. A refusal returns the row as it is.\n\n");
+    text.push_str(
+        "\n## The writes\n\nEvery write also adds 1 to `rev`. A refusal returns the row as it is.\n\n",
+    );
     text.push_str("| Write | From → to | Only if | Writes | Why |\n|---|---|---|---|---|\n");
     for row in &TABLE {
         let edges: Vec<_> = row.edges.iter().map(|(from, to)| format!("{from} → {to}")).collect();

@@ -16,11 +16,8 @@ pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, 
     let view = View::of(state, observation, policy, now);
     let mut reasons = Vec::new();
     let demand = view.demand(&mut reasons);
-    let candidates = if demand.pressing() || demand.urgent > 0 {
-        Vec::new()
-    } else {
-        view.candidates(&mut reasons)
-    };
+    let candidates =
+        if demand.pressing() || demand.urgent > 0 { Vec::new() } else { view.candidates(&mut reasons) };
 
     let window = |holds: bool, since: Option<i64>| match since {
         _ if !holds => 0,
@@ -138,8 +135,7 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn of(state: &'a State, observation: &'a Observation, policy: &'a Policy, now: &'a Now) -> Self {
         let interrupted: BTreeSet<_> = state.interrupted().map(|(id, _)| id).collect();
-        let (leaving, workers) =
-            observation.workers().into_iter().partition(|id| interrupted.contains(id));
+        let (leaving, workers) = observation.workers().into_iter().partition(|id| interrupted.contains(id));
         let instances = observation.instances.iter().map(|instance| (&instance.id, instance)).collect();
         let nodes = observation.nodes_by_instance();
         Self { state, observation, policy, now, instances, nodes, workers, leaving }
@@ -217,11 +213,8 @@ impl<'a> View<'a> {
     }
 
     fn is_busy(&self) -> bool {
-        let loads: Vec<_> = self
-            .workers
-            .iter()
-            .filter_map(|id| self.fresh_load(self.nodes.get(*id)?))
-            .collect();
+        let loads: Vec<_> =
+            self.workers.iter().filter_map(|id| self.fresh_load(self.nodes.get(*id)?)).collect();
         let above = |sum: u32| {
             let count = u32::try_from(loads.len()).unwrap_or(u32::MAX);
             count > 0 && sum / count > self.policy.busy_percent
@@ -252,13 +245,10 @@ impl<'a> View<'a> {
         }
         let pods = self.observation.pods_by_node();
         let on = |node: &Node| pods.get(node.name.as_str()).map_or(&[][..], Vec::as_slice);
-        let used = |node: &Node| {
-            on(node).iter().fold(Resources::default(), |sum, pod| sum.plus(pod.requests))
-        };
-        let mut free: BTreeMap<&str, Resources> = ready
-            .iter()
-            .map(|(_, node)| (node.name.as_str(), node.allocatable.less(used(node))))
-            .collect();
+        let used =
+            |node: &Node| on(node).iter().fold(Resources::default(), |sum, pod| sum.plus(pod.requests));
+        let mut free: BTreeMap<&str, Resources> =
+            ready.iter().map(|(_, node)| (node.name.as_str(), node.allocatable.less(used(node)))).collect();
         let mut idle: Vec<_> = ready.iter().filter(|(id, node)| self.is_idle(id, node, on(node))).collect();
         idle.sort_by_key(|(id, node)| (used(node), *id));
         let mut chosen = Vec::new();
@@ -299,9 +289,7 @@ impl<'a> View<'a> {
         running
             && !node.control_plane
             && !left_alone
-            && self
-                .fresh_load(node)
-                .is_some_and(|load| below(load.cpu_percent) && below(load.memory_percent))
+            && self.fresh_load(node).is_some_and(|load| below(load.cpu_percent) && below(load.memory_percent))
             && pods.iter().all(|pod| !pod.is_drained() || may_be_evicted(pod, self.policy))
     }
 }

@@ -216,14 +216,10 @@ fn cordon(course: &mut Course<'_>, action: &ActionId, node: &Node) {
 fn ask(course: &mut Course<'_>, sight: &Sight<'_>, manner: Manner) {
     let mut asked = 0;
     for pod in &sight.pods {
-        let blocked = course
-            .observation
-            .answers
-            .iter()
-            .find_map(|answer| match answer {
-                Answer::Blocked { uid, why } if *uid == pod.uid => Some(why.clone()),
-                _ => None,
-            });
+        let blocked = course.observation.answers.iter().find_map(|answer| match answer {
+            Answer::Blocked { uid, why } if *uid == pod.uid => Some(why.clone()),
+            _ => None,
+        });
         let answered = match manner {
             Manner::DryRun => course.answered(&Answer::Evictable(pod.uid.clone())),
             Manner::Evict | Manner::Force => course.answered(&Answer::Evicted(pod.uid.clone())),

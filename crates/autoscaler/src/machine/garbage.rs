@@ -9,13 +9,7 @@ use crate::policy::{Policy, seconds};
 use crate::rules::Rule;
 use crate::state::State;
 
-pub(super) fn collect(
-    state: &State,
-    observation: &Observation,
-    policy: &Policy,
-    now: &Now,
-    step: &mut Step,
-) {
+pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy, now: &Now, step: &mut Step) {
     let nodes = observation.nodes_by_instance();
     for instance in observation.instances.iter().filter(|instance| instance.is_live()) {
         let node = nodes.get(&instance.id).copied();
@@ -42,7 +36,8 @@ pub(super) fn collect(
         if !observation.instance(id).is_some_and(Instance::is_live) {
             continue;
         }
-        step.reasons.push(format!("node {} is still cordoned by {}, which has ended", node.name, mark.action));
+        step.reasons
+            .push(format!("node {} is still cordoned by {}, which has ended", node.name, mark.action));
         step.effects.push(Effect::Release {
             node: node.name.clone(),
             version: node.version.clone(),

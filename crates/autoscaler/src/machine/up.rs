@@ -51,9 +51,7 @@ fn take_answers(course: &mut Course<'_>) {
     for answer in &course.observation.answers {
         let slots = course.state.up_slots.clone().unwrap_or_default();
         let current = |slot: &u32, attempt: &u32| {
-            slots
-                .get(slot)
-                .filter(|slot| slot.phase == SlotPhase::Planned && slot.attempt == *attempt)
+            slots.get(slot).filter(|slot| slot.phase == SlotPhase::Planned && slot.attempt == *attempt)
         };
         match answer {
             Answer::Launched { slot, attempt, instance } if current(slot, attempt).is_some() => {
@@ -120,8 +118,7 @@ fn verify(course: &mut Course<'_>, action: &ActionId) {
     } else if !reaps.is_empty() {
         reap_without_intent(course, &slots, reaps);
     }
-    let unsettled =
-        |(_, slot): (&u32, &Slot)| matches!(slot.phase, SlotPhase::Planned | SlotPhase::Launched);
+    let unsettled = |(_, slot): (&u32, &Slot)| matches!(slot.phase, SlotPhase::Planned | SlotPhase::Launched);
     if late && !aborting && course.state.up_slots.iter().flatten().any(unsettled) {
         course.says("the deadline passed: what did not join is ended");
         course.write(Change::Abort);
@@ -210,8 +207,7 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
     let joined = i64::try_from(joined).unwrap_or(i64::MAX);
     let requested = course.state.up_requested.unwrap_or(0);
     let workers = i64::try_from(course.observation.workers().len()).unwrap_or(i64::MAX);
-    let mut ending =
-        Ending { workers, next_allowed: 0, failure: None, backoff: BTreeMap::new() };
+    let mut ending = Ending { workers, next_allowed: 0, failure: None, backoff: BTreeMap::new() };
     if joined >= requested {
         ending.next_allowed = course.now.epoch() + seconds(course.policy.cooldown);
         course.says(format!("{joined} of {requested} joined"));
@@ -228,11 +224,7 @@ pub(super) fn pause_after_failure(state: &State) -> i64 {
 }
 
 /// What rule 6 keeps from happening.
-fn untaint_early(
-    course: &mut Course<'_>,
-    slots: &BTreeMap<u32, Slot>,
-    nodes: &BTreeMap<&InstanceId, &Node>,
-) {
+fn untaint_early(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>, nodes: &BTreeMap<&InstanceId, &Node>) {
     for slot in slots.values().filter(|slot| slot.phase == SlotPhase::Launched) {
         let node = slot.instance.as_ref().and_then(|id| nodes.get(id));
         if let Some(node) = node.filter(|node| node.startup_taint) {

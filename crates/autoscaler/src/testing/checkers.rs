@@ -377,10 +377,8 @@ impl Ledger {
         if old.down_action_id.is_none() || old.down_action_id != new.down_action_id {
             return;
         }
-        let (was, is) = (
-            old.down_completed.clone().unwrap_or_default(),
-            new.down_completed.clone().unwrap_or_default(),
-        );
+        let (was, is) =
+            (old.down_completed.clone().unwrap_or_default(), new.down_completed.clone().unwrap_or_default());
         let distinct: BTreeSet<_> = is.iter().collect();
         if !is.starts_with(&was) || distinct.len() != is.len() {
             self.broken(Checker::As5, None, format!("completed went from {was:?} to {is:?}"));

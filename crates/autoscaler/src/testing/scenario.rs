@@ -47,12 +47,13 @@ const PLAIN: Scenario = Scenario {
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self { name: "up: two join", build: up_two, ..PLAIN },
         Self { name: "up: one never joins", every: 150, build: up_one_never_joins, ..PLAIN },
         Self { name: "up: no capacity in the first subnet", build: up_retargeted, for_seed: false, ..PLAIN },
         Self { name: "up: no capacity anywhere", build: up_nowhere, for_seed: false, ..PLAIN },
         Self { name: "up: launches denied", build: up_denied, for_seed: false, ..PLAIN },
+        Self { name: "up: Ready just after the deadline", every: 99, build: up_ready_late, ..PLAIN },
         Self { name: "up: listed late", build: up_listed_late, ..PLAIN },
         Self {
             name: "up: capacity goes while the second runs",
@@ -79,7 +80,7 @@ impl Scenario {
         Self {
             name: "down: a person cordons, then it is given back",
             every: 200,
-            build: down_stuck,
+            build: down_by_hand,
             before_tick: |world, tick| {
                 if tick == 1 {
                     world.cordon_by_hand("worker-2");
@@ -145,6 +146,14 @@ fn up_denied() -> World {
     world
 }
 
+/// Registered before the deadline, Ready after the tick that aborts.
+fn up_ready_late() -> World {
+    let world = up_two();
+    world.joins_after(590);
+    world.ready_after(110);
+    world
+}
+
 fn up_listed_late() -> World {
     let world = up_two();
     world.listed_after(90);
@@ -174,8 +183,14 @@ fn down_budget() -> World {
 
 fn down_stuck() -> World {
     let world = down_two();
-    // Yields to the dry runs, then never again: the nodes are cordoned by then.
-    world.budget_blocks_from(world.epoch() + 100);
+    world.budget_lies();
+    world
+}
+
+/// The budget blocks long enough for a person to cordon the nodes first.
+fn down_by_hand() -> World {
+    let world = down_stuck();
+    world.budget_blocks_until(world.epoch() + 100);
     world
 }
 

@@ -67,12 +67,14 @@ struct Inner {
     never_join: BTreeSet<u64>,
     shortages: BTreeSet<String>,
     refused: Option<(Kind, &'static str)>,
-    budget_blocks_from: i64,
+    budget_lies: bool,
+    ready_after: i64,
     budget_blocks_until: i64,
     changes: u64,
     measuring: Measuring,
     load_percent: u32,
     cordoned_by_person: BTreeSet<String>,
+    hidden_loads: BTreeSet<String>,
     now: i64,
 }
 
@@ -81,6 +83,7 @@ struct Machine {
     instance: Instance,
     listed_from: i64,
     joins_at: Option<i64>,
+    ready_at: Option<i64>,
     node: Option<String>,
 }
 
@@ -113,12 +116,14 @@ impl World {
                 never_join: BTreeSet::new(),
                 shortages: BTreeSet::new(),
                 refused: None,
-                budget_blocks_from: 0,
+                budget_lies: false,
+                ready_after: 0,
                 budget_blocks_until: 0,
                 changes: 0,
                 measuring: Measuring::Fresh,
                 load_percent: 60,
                 cordoned_by_person: BTreeSet::new(),
+                hidden_loads: BTreeSet::new(),
                 now: BEGINNING_MS / 1000,
             })),
         };
@@ -167,7 +172,7 @@ impl World {
         let fresh = inner.fresh_node(node, &id, policy.worker, control_plane);
         inner.nodes.insert(node.to_owned(), Node { startup_taint: false, ..fresh });
         let machine =
-            Machine { instance, listed_from: 0, joins_at: None, node: Some(node.to_owned()) };
+            Machine { instance, listed_from: 0, joins_at: None, ready_at: None, node: Some(node.to_owned()) };
         inner.machines.insert(id.clone(), machine);
         id
     }
@@ -224,11 +229,14 @@ impl World {
         self.lock().budget_blocks_until = epoch;
     }
 
-    /// From that epoch second on, no pod may ever be evicted.
-    pub fn budget_blocks_from(&self, epoch: i64) {
-        let mut inner = self.lock();
-        inner.budget_blocks_from = epoch;
-        inner.budget_blocks_until = i64::MAX;
+    /// A dry run says that pods may go, and then they may not, ever.
+    pub fn budget_lies(&self) {
+        self.lock().budget_lies = true;
+    }
+
+    /// How long after it registered a node becomes Ready, in seconds.
+    pub fn ready_after(&self, seconds: i64) {
+        self.lock().ready_after = seconds;
     }
 
     /// What the metrics say, and how loaded every node is.
@@ -236,6 +244,11 @@ impl World {
         let mut inner = self.lock();
         inner.measuring = measuring;
         inner.load_percent = load_percent;
+    }
+
+    /// The metrics know nothing of this node.
+    pub fn hide_load_of(&self, node: &str) {
+        self.lock().hidden_loads.insert(node.to_owned());
     }
 
     /// A person cordons a node.
@@ -272,8 +285,7 @@ impl World {
     /// # Panics
     /// If the memory store refuses it, which it does not.
     pub fn put_item(&self, item: Item) {
-        let write =
-            Write::Put { table: STATE_TABLE.to_owned(), item, when: tenure_store::Condition::Always };
+        let write = Write::Put { table: STATE_TABLE.to_owned(), item, when: tenure_store::Condition::Always };
         at_once(self.store.write(Monotonic::NEVER, &write))
             .and_then(Result::ok)
             .expect("the memory store writes at once");
@@ -390,6 +402,19 @@ impl World {
             .expect("a scenario has a policy that can be carried out")
     }
 
+    /// An executor of ours whose wall clock is off by so many milliseconds.
+    ///
+    /// # Panics
+    /// If the world's policy cannot be carried out.
+    #[must_use]
+    pub fn skewed_executor(&self, name: &str, skew_ms: i64) -> Executor {
+        let env = Env { clock: Arc::new(self.time.node(skew_ms, 0)), ..self.env() };
+        Executor::builder(self.ports(&Gate::open()), self.policy(), env)
+            .name(name)
+            .build()
+            .expect("a scenario has a policy that can be carried out")
+    }
+
     /// The policy.
     #[must_use]
     pub fn policy(&self) -> Policy {
@@ -425,7 +450,13 @@ impl Inner {
         self.number().to_string()
     }
 
-    fn fresh_node(&mut self, name: &str, id: &InstanceId, allocatable: Resources, control_plane: bool) -> Node {
+    fn fresh_node(
+        &mut self,
+        name: &str,
+        id: &InstanceId,
+        allocatable: Resources,
+        control_plane: bool,
+    ) -> Node {
         let number = self.number();
         Node {
             name: name.to_owned(),
@@ -470,11 +501,21 @@ impl Inner {
             .collect();
         for id in due {
             let name = format!("node-{id}");
-            let node = self.fresh_node(&name, &id, self.policy.worker, false);
+            let mut node = self.fresh_node(&name, &id, self.policy.worker, false);
+            node.ready = self.ready_after == 0;
             self.nodes.insert(name.clone(), node);
+            let ready_after = self.ready_after;
             if let Some(machine) = self.machines.get_mut(&id) {
-                machine.joins_at = None;
+                machine.ready_at = machine.joins_at.take().map(|at| at + ready_after);
                 machine.node = Some(name);
+            }
+        }
+        let ready = |machine: &&Machine| machine.ready_at.is_some_and(|at| at <= self.now);
+        let now_ready: Vec<String> =
+            self.machines.values().filter(ready).filter_map(|machine| machine.node.clone()).collect();
+        for name in now_ready {
+            if let Some(node) = self.nodes.get_mut(&name).filter(|node| !node.ready) {
+                node.ready = true;
             }
         }
         let waiting: Vec<String> =
@@ -501,6 +542,14 @@ impl Inner {
             .values()
             .filter(|pod| pod.node.as_ref() == Some(&node.name))
             .fold(node.allocatable, |left, pod| left.less(pod.requests))
+    }
+
+    fn budget_blocks(&self, manner: Manner) -> bool {
+        match manner {
+            Manner::Force => false,
+            Manner::DryRun => self.now < self.budget_blocks_until,
+            Manner::Evict => self.budget_lies || self.now < self.budget_blocks_until,
+        }
     }
 
     fn pods_to_drain(&self, node: &str) -> usize {
@@ -538,7 +587,9 @@ impl Inner {
             return if same {
                 Ok(Launch::Started(id.clone()))
             } else {
-                Err(Error::invalid("the client token was used with other parameters: look the instance up by tag"))
+                Err(Error::invalid(
+                    "the client token was used with other parameters: look the instance up by tag",
+                ))
             };
         }
         if let Some((kind, what)) = self.refused {
@@ -559,8 +610,13 @@ impl Inner {
         };
         let joins_at = (!self.never_join.contains(&launch)).then_some(self.now + self.join_after);
         self.ledger.launched(&instance);
-        let machine =
-            Machine { instance, listed_from: self.now + self.listed_after, joins_at, node: None };
+        let machine = Machine {
+            instance,
+            listed_from: self.now + self.listed_after,
+            joins_at,
+            ready_at: None,
+            node: None,
+        };
         self.machines.insert(id.clone(), machine);
         if !order.token.is_empty() {
             self.tokens.insert(order.token.clone(), id.clone());
@@ -627,7 +683,12 @@ impl Cloud for Edge {
             }
             let node = machine.node.as_ref().and_then(|name| inner.nodes.get(name)).cloned();
             let pods = node.as_ref().map_or(0, |node| inner.pods_to_drain(&node.name));
-            inner.ledger.terminated(&Termination { state: &state, instance: &machine.instance, node: node.as_ref(), pods });
+            inner.ledger.terminated(&Termination {
+                state: &state,
+                instance: &machine.instance,
+                node: node.as_ref(),
+                pods,
+            });
             inner.end(id);
             Ok(Ended::Accepted)
         };
@@ -721,9 +782,7 @@ impl Cluster for Edge {
         let call = async {
             let mut inner = self.world.at_now();
             let Some(pod) = inner.pods.get(uid).cloned() else { return Ok(Evicted::Gone) };
-            if manner != Manner::Force
-                && (inner.budget_blocks_from..inner.budget_blocks_until).contains(&inner.now)
-            {
+            if inner.budget_blocks(manner) {
                 return Ok(Evicted::Blocked("its disruption budget allows none now".to_owned()));
             }
             if manner != Manner::DryRun {
@@ -757,7 +816,12 @@ impl Metrics for Edge {
                 Measuring::Failing => Err(Error::unavailable("injected: no metrics")),
                 Measuring::Empty => Ok(Measures::default()),
                 Measuring::Fresh | Measuring::Stale => Ok(Measures {
-                    loads: inner.nodes.keys().map(|name| (name.clone(), load)).collect(),
+                    loads: inner
+                        .nodes
+                        .keys()
+                        .filter(|name| !inner.hidden_loads.contains(*name))
+                        .map(|name| (name.clone(), load))
+                        .collect(),
                     wanted_by_lag: None,
                 }),
             }
@@ -802,7 +866,9 @@ impl Store for Edge {
                 let Inner { ledger, machines, nodes, now, measuring, .. } = &mut *inner;
                 let workers: Vec<(&Instance, Option<&Node>)> = machines
                     .values()
-                    .map(|machine| (&machine.instance, machine.node.as_ref().and_then(|name| nodes.get(name))))
+                    .map(|machine| {
+                        (&machine.instance, machine.node.as_ref().and_then(|name| nodes.get(name)))
+                    })
                     .collect();
                 ledger.wrote(*now, &before, after, &workers, *measuring == Measuring::Fresh);
             }
