@@ -190,7 +190,11 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
         (NodePhase::Draining, Some(_)) if !Rule::IntentBeforeEffect.kept() => terminate(course, id),
         (NodePhase::Terminating, _) if !sight.gone => terminate(course, id),
         (NodePhase::Rollback, Some(node)) if !is_released(node, action) => {
-            let ours = node.cordoned_by.as_ref().is_some_and(|mark| mark.action == *action);
+            // The cordon of an old writer whose action was adopted has no mark, and is this action's too.
+            let ours = match &node.cordoned_by {
+                Some(mark) => mark.action == *action,
+                None => planned.uid.is_empty(),
+            };
             course.call(Effect::Release {
                 node: node.name.clone(),
                 version: node.version.clone(),
