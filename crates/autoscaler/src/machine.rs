@@ -321,6 +321,13 @@ impl Course<'_> {
         self.calls.push(effect);
     }
 
+    /// Ends an instance, unless it was told so in this tick.
+    fn terminate(&mut self, id: &InstanceId) {
+        if !self.answered(&Answer::Terminated(id.clone())) {
+            self.call(Effect::Terminate(id.clone()));
+        }
+    }
+
     fn says(&mut self, reason: impl Into<String>) {
         self.reasons.push(reason.into());
     }

@@ -3,6 +3,7 @@
 //! Unknown is not zero. Pods that wait are seen in the cluster itself, so workers are added without metrics;
 //! nothing is taken away unless every number that speaks for it is there and fresh.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::down::may_be_evicted;
@@ -178,7 +179,7 @@ impl<'a> View<'a> {
         if waiting.len() < total {
             reasons.push(format!("{} pods fit no worker, however many", total - waiting.len()));
         }
-        waiting.sort_by(|one, other| other.requests.cmp(&one.requests));
+        waiting.sort_by_key(|pod| Reverse(pod.requests));
         // No more than could be launched are packed: the rest waits for the next action.
         let bins_max = self.policy.workers_max as usize;
         let smallest = Resources {
@@ -298,7 +299,7 @@ impl<'a> View<'a> {
 fn moved<'a>(free: &BTreeMap<&'a str, Resources>, pods: &[&Pod]) -> Option<BTreeMap<&'a str, Resources>> {
     let mut free = free.clone();
     let mut moving: Vec<_> = pods.iter().filter(|pod| pod.is_drained()).collect();
-    moving.sort_by(|one, other| other.requests.cmp(&one.requests));
+    moving.sort_by_key(|pod| Reverse(pod.requests));
     for pod in moving {
         let room = free.values_mut().find(|room| room.fits(pod.requests))?;
         *room = room.less(pod.requests);

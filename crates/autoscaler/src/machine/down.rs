@@ -187,8 +187,8 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
             let manner = if is_forced(course) { Manner::Force } else { Manner::Evict };
             ask(course, sight, manner);
         }
-        (NodePhase::Draining, Some(_)) if !Rule::IntentBeforeEffect.kept() => terminate(course, id),
-        (NodePhase::Terminating, _) if !sight.gone => terminate(course, id),
+        (NodePhase::Draining, Some(_)) if !Rule::IntentBeforeEffect.kept() => course.terminate(id),
+        (NodePhase::Terminating, _) if !sight.gone => course.terminate(id),
         (NodePhase::Rollback, Some(node)) if !is_released(node, action) => {
             // The cordon of an old writer whose action was adopted has no mark, and is this action's too.
             let ours = match &node.cordoned_by {
@@ -203,12 +203,6 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
             });
         }
         _ => {}
-    }
-}
-
-fn terminate(course: &mut Course<'_>, id: &InstanceId) {
-    if !course.answered(&Answer::Terminated(id.clone())) {
-        course.call(Effect::Terminate(id.clone()));
     }
 }
 

@@ -160,11 +160,7 @@ fn settle(course: &mut Course<'_>, action: &ActionId, nodes: &BTreeMap<&Instance
     let mut settled = true;
     for (number, slot) in &slots {
         match (slot.phase, &slot.instance) {
-            (SlotPhase::Reaping, Some(id)) if !is_gone(course, id) => {
-                if !course.answered(&Answer::Terminated(id.clone())) {
-                    course.call(Effect::Terminate(id.clone()));
-                }
-            }
+            (SlotPhase::Reaping, Some(id)) if !is_gone(course, id) => course.terminate(id),
             (SlotPhase::Reaping, _) => {
                 reaped.insert(*number);
             }
@@ -250,9 +246,7 @@ fn reap_without_intent(
         }
     }
     for id in without {
-        if !course.answered(&Answer::Terminated(id.clone())) {
-            course.call(Effect::Terminate(id));
-        }
+        course.terminate(&id);
     }
     if !gone.is_empty() {
         course.write(Change::Reap { slots: gone });
