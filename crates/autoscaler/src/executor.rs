@@ -1,0 +1,573 @@
+//! Carries out what the machine says: reads, looks, writes, calls, in that order.
+//!
+//! # Flow
+//! A tick reads the state, looks at what [`needs`] names, asks [`step`], and carries out the effects until
+//! one fails or is refused; then it begins again with the row as it is, until there is nothing to do.
+//!
+//! # Guarantees
+//! Every effect can be repeated, and a plan is stored before its first effect: a tick may die anywhere, and
+//! the next one, in any process, goes on. No call of an action is made on a lease that is over by the
+//! executor's own monotonic clock.
+//!
+//! # Assumptions
+//! No two executors have the same owner name: [`Executor::builder`] adds a nonce.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_backend::{Env, Error, Kind, Result};
+use tenure_clock::{Clock, Monotonic};
+use tenure_store::{Item, Store, Written};
+use tracing::{info, warn};
+
+use crate::change::Change;
+use crate::log::Event;
+use crate::machine::{Effect, Manner, Needs, Now, Step, needs, step};
+use crate::observation::{Answer, Observation, tags};
+use crate::policy::{Policy, Readiness, millis, seconds};
+use crate::ports::{Cloud, Cluster, Ended, Evicted, Launch, Metrics, Patched};
+use crate::rows::{self, decode, state_key};
+use crate::rules::Rule;
+use crate::state::{InstanceId, Interrupt, State};
+use crate::table::{self, Name};
+
+/// Most rounds of one tick: two actions of fifty targets with every phase written alone stay below.
+const ROUNDS_MAX: u32 = 500;
+/// After this many refusals in one tick somebody else is at work: the next tick looks again.
+const REFUSALS_MAX: u32 = 5;
+/// Most writes that a person's command tries before it gives up: each lost race is a write of another's.
+const ATTEMPTS_MAX: u32 = 10;
+
+/// The edges of an executor.
+#[derive(Debug, Clone)]
+pub struct Ports {
+    /// Where the state item and the log are.
+    pub store: Arc<dyn Store>,
+    /// Where instances are.
+    pub cloud: Arc<dyn Cloud>,
+    /// Where nodes and pods are.
+    pub cluster: Arc<dyn Cluster>,
+    /// Where loads are measured.
+    pub metrics: Arc<dyn Metrics>,
+}
+
+/// Builds an [`Executor`].
+#[derive(Debug)]
+pub struct Builder {
+    ports: Ports,
+    policy: Policy,
+    env: Env,
+    name: String,
+    state_table: String,
+    logs_table: Option<String>,
+    log_retention: Duration,
+    call_timeout: Duration,
+}
+
+impl Builder {
+    /// The executor's name in `lockOwner`, before its nonce: a request id, a host name.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The state table. `k3s-autoscaler-state` by default.
+    #[must_use]
+    pub fn state_table(mut self, table: impl Into<String>) -> Self {
+        self.state_table = table.into();
+        self
+    }
+
+    /// The log's table, or none. `k3s-autoscaler-logs` by default.
+    #[must_use]
+    pub fn logs_table(mut self, table: Option<String>) -> Self {
+        self.logs_table = table;
+        self
+    }
+
+    /// How long events are kept. 90 days by default.
+    #[must_use]
+    pub fn log_retention(mut self, retention: Duration) -> Self {
+        self.log_retention = retention;
+        self
+    }
+
+    /// How long a single call may take. 10 s by default; less than half a lease.
+    #[must_use]
+    pub fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.call_timeout = timeout;
+        self
+    }
+
+    /// The executor.
+    ///
+    /// # Errors
+    /// `Invalid` if the policy cannot be carried out, or a call may take half a lease or longer.
+    pub fn build(self) -> Result<Executor> {
+        self.policy.validate()?;
+        if self.call_timeout * 2 >= self.policy.lease {
+            return Err(Error::invalid(format!(
+                "a call of {:?} is too long for a lease of {:?}: give less than half of it",
+                self.call_timeout, self.policy.lease
+            )));
+        }
+        let nonce = self.env.entropy.nonce();
+        let owner = format!("{}-{}", self.name, nonce.get(..8).unwrap_or(&nonce));
+        Ok(Executor {
+            ports: self.ports,
+            policy: self.policy,
+            clock: self.env.clock,
+            owner,
+            state_table: self.state_table,
+            logs_table: self.logs_table,
+            log_retention: self.log_retention,
+            call_timeout: self.call_timeout,
+            lease_until: None,
+        })
+    }
+}
+
+/// What a tick did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tick {
+    /// The state at its end.
+    pub state: State,
+    /// The writes that it made.
+    pub writes: Vec<Name>,
+    /// Why, and what it waits for.
+    pub reasons: Vec<String>,
+}
+
+/// Carries actions on.
+#[derive(Debug)]
+pub struct Executor {
+    ports: Ports,
+    policy: Policy,
+    clock: Arc<dyn Clock>,
+    owner: String,
+    state_table: String,
+    logs_table: Option<String>,
+    log_retention: Duration,
+    call_timeout: Duration,
+    /// Until when the own lease lasts, counted from when its last extension was sent.
+    lease_until: Option<Monotonic>,
+}
+
+/// Whether to go on with a batch.
+enum Flow {
+    Next,
+    /// What is there is not what the batch was planned for.
+    Again,
+}
+
+impl Executor {
+    /// An executor on these edges with this policy.
+    #[must_use]
+    pub fn builder(ports: Ports, policy: Policy, env: Env) -> Builder {
+        Builder {
+            ports,
+            policy,
+            env,
+            name: "tenure".to_owned(),
+            state_table: rows::STATE_TABLE.to_owned(),
+            logs_table: Some(rows::LOGS_TABLE.to_owned()),
+            log_retention: Duration::from_secs(90 * 86_400),
+            call_timeout: Duration::from_secs(10),
+        }
+    }
+
+    /// Its name in `lockOwner`.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Creates the two tables if they are not there.
+    ///
+    /// # Errors
+    /// As the store's.
+    pub async fn ensure_tables(&self) -> Result<()> {
+        let by = self.by();
+        self.ports.store.ensure_table(by, &rows::state_table(&self.state_table)).await?;
+        if let Some(logs) = &self.logs_table {
+            self.ports.store.ensure_table(by, &rows::logs_table(logs)).await?;
+        }
+        Ok(())
+    }
+
+    /// The state as it is.
+    ///
+    /// # Errors
+    /// `Corrupt` if an attribute has another type; else as the store's.
+    pub async fn state(&self) -> Result<State> {
+        let item = self.ports.store.get(self.by(), &self.state_table, &state_key()).await;
+        decode(&item.map_err(|error| error.during("read the state item"))?.unwrap_or_default())
+    }
+
+    /// What a tick would do first, without doing it.
+    ///
+    /// # Errors
+    /// As [`Executor::tick`].
+    pub async fn plan(&self) -> Result<(State, Step)> {
+        let state = self.state().await?;
+        let observation = self.observe(needs(&state, &[], &self.now(), &self.policy), &state).await?;
+        let step = step(&state, &observation, &self.policy, &self.now());
+        Ok((state, step))
+    }
+
+    /// Goes on with what is under way, or decides whether to begin something, until there is nothing to do
+    /// right now.
+    ///
+    /// # Errors
+    /// Of the first call that failed. What was done is recorded; the next tick goes on.
+    ///
+    /// # Cancel safety
+    /// May be dropped anywhere; it is then as if the process had died there.
+    pub async fn tick(&mut self) -> Result<Tick> {
+        let mut writes = Vec::new();
+        let mut answers = Vec::new();
+        let mut refusals = 0;
+        let (mut state, mut seen) = self.begin_tick().await?;
+        for _ in 0..ROUNDS_MAX {
+            let mut observation = match seen.take() {
+                Some(observation) => observation,
+                None => {
+                    let wanted = needs(&state, &answers, &self.now(), &self.policy);
+                    self.observe(wanted, &state).await?
+                }
+            };
+            observation.answers = answers.clone();
+            let Step { effects, reasons } = step(&state, &observation, &self.policy, &self.now());
+            if effects.is_empty() {
+                return Ok(Tick { state, writes, reasons });
+            }
+            for effect in effects {
+                let flow = match effect {
+                    Effect::Write(change) => {
+                        self.write(&mut state, &change, &reasons, &mut writes, &mut refusals).await?
+                    }
+                    call => self.call(&state, call, &mut answers).await?,
+                };
+                if matches!(flow, Flow::Again) {
+                    break;
+                }
+            }
+            if refusals >= REFUSALS_MAX {
+                return Ok(Tick { state, writes, reasons: vec!["another executor is at work".to_owned()] });
+            }
+        }
+        Err(Error::invalid(format!(
+            "a tick did not come to rest in {ROUNDS_MAX} rounds: this is a mistake in Tenure, please report it"
+        )))
+    }
+
+    /// The state is read before anything is listed: what began since then is refused by its `rev`.
+    async fn begin_tick(&self) -> Result<(State, Option<Observation>)> {
+        if Rule::ReadThenList.kept() {
+            return Ok((self.state().await?, None));
+        }
+        let observation = self.observe(Needs::ALL, &State::default()).await?;
+        Ok((self.state().await?, Some(observation)))
+    }
+
+    /// Puts an interruption into the inbox. Telling it twice is telling it once.
+    ///
+    /// # Errors
+    /// `Unavailable` if it kept losing races; else as the store's.
+    pub async fn interrupt(&self, instance: &InstanceId, interrupt: Interrupt) -> Result<()> {
+        let change = Change::Interrupt { instance: instance.clone(), interrupt };
+        let told = |state: &State| state.interrupted().any(|(id, _)| id == instance);
+        self.command(&change, told).await
+    }
+
+    /// Asks that nothing new begins, or that it may again.
+    ///
+    /// # Errors
+    /// As [`Executor::interrupt`].
+    pub async fn pause(&self, paused: bool) -> Result<()> {
+        let change = if paused { Change::Pause } else { Change::Resume };
+        self.command(&change, |state| state.is_paused() == paused).await
+    }
+
+    /// Gives the item the form of this version.
+    ///
+    /// # Errors
+    /// As [`Executor::interrupt`].
+    pub async fn migrate(&self) -> Result<()> {
+        let mut attempts = 0;
+        loop {
+            let state = self.state().await?;
+            if state.is_migrated() {
+                return Ok(());
+            }
+            self.try_command(&state, &Change::Migrate, &mut attempts).await?;
+        }
+    }
+
+    async fn command(&self, change: &Change, is_done: impl Fn(&State) -> bool) -> Result<()> {
+        self.migrate().await?;
+        let mut attempts = 0;
+        loop {
+            let state = self.state().await?;
+            if is_done(&state) {
+                return Ok(());
+            }
+            self.try_command(&state, change, &mut attempts).await?;
+        }
+    }
+
+    async fn try_command(&self, state: &State, change: &Change, attempts: &mut u32) -> Result<()> {
+        *attempts += 1;
+        if *attempts > ATTEMPTS_MAX {
+            return Err(Error::unavailable("the state item keeps changing under this write: try again"));
+        }
+        let stamp = self.now().stamp(&self.policy);
+        let write = table::write(&self.state_table, state, change, &stamp)?;
+        match self.ports.store.write(self.by(), &write).await {
+            Ok(Written::Applied(item)) => self.log(state, &decode(&item)?, change, &[]).await,
+            Ok(Written::Refused(_)) => {}
+            // Read back: whether it landed is seen there.
+            Err(error) if error.kind() == Kind::Unknown => {}
+            Err(error) => return Err(error.during("write the state item")),
+        }
+        Ok(())
+    }
+
+    // === looking ===
+
+    async fn observe(&self, wanted: Needs, state: &State) -> Result<Observation> {
+        let mut seen = Observation::default();
+        if wanted.machines {
+            let also = named(state);
+            seen.instances = self
+                .ports
+                .cloud
+                .instances(self.by(), &also)
+                .await
+                .map_err(|error| error.during("list the instances"))?;
+            seen.nodes =
+                self.ports.cluster.nodes(self.by()).await.map_err(|error| error.during("list the nodes"))?;
+            if self.policy.readiness == Readiness::Prometheus {
+                let ready = self
+                    .ports
+                    .metrics
+                    .ready_nodes(self.by())
+                    .await
+                    .map_err(|error| error.during("ask which nodes are ready"))?;
+                for node in &mut seen.nodes {
+                    node.ready = ready.contains(&node.name);
+                }
+            }
+        }
+        if wanted.pods {
+            seen.pods =
+                self.ports.cluster.pods(self.by()).await.map_err(|error| error.during("list the pods"))?;
+        }
+        if wanted.metrics {
+            match self.ports.metrics.measures(self.by()).await {
+                Ok(measures) => {
+                    seen.loads = Some(measures.loads);
+                    seen.wanted_by_lag = measures.wanted_by_lag;
+                }
+                // Unknown is not zero: nothing is taken away, and pods that wait are seen all the same.
+                Err(error) => warn!(error = %error.chain(), "metrics are missing; nothing is taken away"),
+            }
+        }
+        Ok(seen)
+    }
+
+    // === writing ===
+
+    async fn write(
+        &mut self,
+        state: &mut State,
+        change: &Change,
+        reasons: &[String],
+        writes: &mut Vec<Name>,
+        refusals: &mut u32,
+    ) -> Result<Flow> {
+        let stamp = self.now().stamp(&self.policy);
+        let write = match table::write(&self.state_table, state, change, &stamp) {
+            Ok(write) => write,
+            // It was planned for a state that is not there any more.
+            Err(error) if error.kind() == Kind::Invalid => {
+                warn!(error = %error.chain(), "a write does not fit what is there");
+                *refusals += 1;
+                *state = self.state().await?;
+                return Ok(Flow::Again);
+            }
+            Err(error) => return Err(error),
+        };
+        let sent = self.clock.monotonic();
+        match self.ports.store.write(self.by(), &write).await {
+            Ok(Written::Applied(item)) => {
+                let after = decode(&item)?;
+                if after.lock_owner.as_deref() != Some(&self.owner) {
+                    self.lease_until = None;
+                } else if change.name().row().extends_lease() {
+                    // Counted from the send, and shorter by the skew than others believe.
+                    self.lease_until = Some(sent + self.policy.lease.saturating_sub(self.policy.skew));
+                }
+                writes.push(change.name());
+                self.log(state, &after, change, reasons).await;
+                *state = after;
+                Ok(Flow::Next)
+            }
+            Ok(Written::Refused(refusal)) => {
+                *refusals += 1;
+                *state = decode(&refusal.current.unwrap_or_else(Item::new))?;
+                Ok(Flow::Again)
+            }
+            // It may have landed. What is there says so, by our owner name and our action's id.
+            Err(error) if error.kind() == Kind::Unknown => {
+                *refusals += 1;
+                *state = self.state().await?;
+                Ok(Flow::Again)
+            }
+            Err(error) => Err(error.during("write the state item")),
+        }
+    }
+
+    /// An event that cannot be stored is told and left out: the state is what counts.
+    async fn log(&self, before: &State, after: &State, change: &Change, reasons: &[String]) {
+        let title = change.name().row().title;
+        let now = self.now().epoch();
+        let event = Event::of(before, after, title, &self.owner, now, reasons);
+        let action = event.action.as_ref().map(ToString::to_string).unwrap_or_default();
+        info!(rev = event.rev, action_id = action, event = title, reasons = ?event.reasons, "state changed");
+        let Some(logs) = &self.logs_table else { return };
+        let write = event.write(logs, now + seconds(self.log_retention));
+        if let Err(error) = self.ports.store.write(self.by(), &write).await {
+            warn!(error = %error.chain(), rev = event.rev, "an event could not be logged");
+        }
+    }
+
+    // === calling ===
+
+    async fn call(&self, state: &State, call: Effect, answers: &mut Vec<Answer>) -> Result<Flow> {
+        // What is collected while nothing is under way needs no lease.
+        let guarded = state.action_id().is_some();
+        if guarded && self.lease_left_ms() <= 0 {
+            return Ok(Flow::Again);
+        }
+        let by = self.by();
+        let (cloud, cluster) = (&self.ports.cloud, &self.ports.cluster);
+        match call {
+            Effect::Write(_) => {}
+            Effect::Launch(order) => {
+                let (slot, attempt) = (order.slot, order.attempt);
+                let answer = match cloud.launch(by, &order).await {
+                    Ok(Launch::Started(instance)) => Answer::Launched { slot, attempt, instance },
+                    Ok(Launch::NoCapacity(why)) => Answer::NoCapacity { slot, attempt, why },
+                    Err(error) if matches!(error.kind(), Kind::Denied | Kind::Invalid) => {
+                        warn!(error = %error.chain(), slot, "a launch was refused");
+                        Answer::LaunchRefused { slot, attempt, why: error.chain() }
+                    }
+                    Err(error) => return Err(error.during(format!("launch an instance for slot {slot}"))),
+                };
+                answers.push(answer);
+            }
+            Effect::Terminate(id) => {
+                let ended = cloud
+                    .terminate(by, &id)
+                    .await
+                    .map_err(|error| error.during(format!("end instance {id}")))?;
+                answers.push(match ended {
+                    Ended::Accepted => Answer::Terminated(id),
+                    Ended::NotFound => Answer::NotFound(id),
+                });
+            }
+            Effect::Commit { instance, action } => {
+                cloud
+                    .tag(by, &instance, tags::COMMITTED, action.as_str())
+                    .await
+                    .map_err(|error| error.during(format!("tag instance {instance} as committed")))?;
+                answers.push(Answer::Committed(instance));
+            }
+            Effect::Suspect { instance, epoch } => {
+                cloud
+                    .tag(by, &instance, tags::SUSPECT, &epoch.to_string())
+                    .await
+                    .map_err(|error| error.during(format!("tag instance {instance} as a suspect")))?;
+                answers.push(Answer::Suspected(instance));
+            }
+            Effect::Untaint { node, version } => {
+                let patched = cluster
+                    .untaint(by, &node, &version)
+                    .await
+                    .map_err(|error| error.during(format!("remove the start-up taint of node {node}")))?;
+                if patched == Patched::Done {
+                    answers.push(Answer::Untainted(node));
+                }
+            }
+            Effect::Cordon { node, version, mark } => {
+                let version = self.version_to_change(&node, version).await?;
+                cluster
+                    .cordon(by, &node, &version, &mark)
+                    .await
+                    .map_err(|error| error.during(format!("cordon node {node}")))?;
+            }
+            Effect::Release { node, version, action, uncordon } => {
+                cluster
+                    .release(by, &node, &version, &action, uncordon)
+                    .await
+                    .map_err(|error| error.during(format!("give node {node} back")))?;
+            }
+            Effect::Evict { namespace, name, uid, manner } => {
+                let evicted = cluster
+                    .evict(by, &namespace, &name, &uid, manner)
+                    .await
+                    .map_err(|error| error.during(format!("evict pod {namespace}/{name}")))?;
+                answers.push(match (evicted, manner) {
+                    (Evicted::Blocked(why), _) => Answer::Blocked { uid, why },
+                    (_, Manner::DryRun) => Answer::Evictable(uid),
+                    (_, Manner::Evict | Manner::Force) => Answer::Evicted(uid),
+                });
+            }
+        }
+        Ok(Flow::Next)
+    }
+
+    /// The version that was read before the fenced write.
+    async fn version_to_change(&self, node: &str, version: String) -> Result<String> {
+        if Rule::CordonByVersion.kept() {
+            return Ok(version);
+        }
+        let nodes = self.ports.cluster.nodes(self.by()).await?;
+        Ok(nodes.into_iter().find(|other| other.name == node).map_or(version, |node| node.version))
+    }
+
+    // === time ===
+
+    fn by(&self) -> Monotonic {
+        self.clock.deadline(self.call_timeout)
+    }
+
+    fn now(&self) -> Now {
+        Now {
+            ms: self.clock.wall().as_millis(),
+            owner: self.owner.clone(),
+            lease_left_ms: self.lease_left_ms(),
+        }
+    }
+
+    fn lease_left_ms(&self) -> i64 {
+        self.lease_until.map_or(0, |until| millis(until.since(self.clock.monotonic())))
+    }
+}
+
+/// The instances that the state names: old writers' ones may lack the cluster's tag.
+fn named(state: &State) -> Vec<InstanceId> {
+    let mut ids: Vec<InstanceId> = state
+        .up_instance_ids
+        .iter()
+        .chain(&state.down_targets)
+        .flatten()
+        .chain(state.up_slots.iter().flatten().filter_map(|(_, slot)| slot.instance.as_ref()))
+        .cloned()
+        .collect();
+    ids.sort();
+    ids.dedup();
+    ids
+}

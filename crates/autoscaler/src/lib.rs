@@ -1,0 +1,29 @@
+//! Cluster scaling as crash-safe, resumable actions on one row.
+//!
+//! One item holds what is under way. A tick reads it, looks at instances, nodes and pods, decides, records
+//! and acts; any tick may die anywhere, and the next one, in any process, goes on.
+//!
+//! ```text
+//!   state.rs · rows.rs        what is stored
+//!   table.rs · change.rs      the one transition table: writes, checker, documentation
+//!   machine.rs                step(state, observation, policy, now) -> effects; pure
+//!   executor.rs · ports.rs    carries them out: store, cloud, cluster, metrics
+//! ```
+
+pub mod change;
+mod executor;
+pub mod log;
+pub mod machine;
+pub mod observation;
+mod policy;
+pub mod ports;
+pub mod rows;
+pub mod rules;
+pub mod state;
+pub mod table;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use executor::{Builder, Executor, Ports, Tick};
+pub use machine::{Effect, Needs, Now, Step, needs, step};
+pub use policy::{Policy, Readiness};

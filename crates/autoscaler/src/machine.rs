@@ -1,0 +1,361 @@
+//! Decides what happens next: no await, no clock, no draw.
+//!
+//! Everything is derived from the state item and from what was just seen, so any executor can go on where
+//! another died. A step answers with a few effects: first conditional writes, then calls. Whoever carries
+//! them out stops at the first that fails, and asks again with what is there then.
+
+mod decide;
+mod down;
+mod garbage;
+mod up;
+
+use std::collections::BTreeMap;
+
+use md5::{Digest, Md5};
+
+use crate::change::{Change, Stamp};
+use crate::observation::{Answer, CordonMark, LaunchOrder, Observation};
+use crate::policy::{Policy, millis, seconds};
+use crate::state::{Action, ActionId, InstanceId, Legacy, Slot, SlotPhase, State, Up, UpPhase};
+use crate::table::LEGACY_OVER_SECONDS;
+
+/// The moment, and who asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Now {
+    /// The wall clock, in milliseconds.
+    pub ms: i64,
+    /// The executor that asks, unlike every other.
+    pub owner: String,
+    /// How long its own lease still lasts, by its own measure; 0 if it has none.
+    pub lease_left_ms: i64,
+}
+
+impl Now {
+    /// Whole seconds.
+    #[must_use]
+    pub const fn epoch(&self) -> i64 {
+        self.ms.div_euclid(1000)
+    }
+
+    /// What the writes of this moment carry.
+    #[must_use]
+    pub fn stamp(&self, policy: &Policy) -> Stamp {
+        Stamp {
+            owner: self.owner.clone(),
+            now_ms: self.ms,
+            lease_ms: millis(policy.lease),
+            skew_ms: millis(policy.skew),
+        }
+    }
+}
+
+/// How a pod is asked to go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Manner {
+    /// Only asked whether it may be.
+    DryRun,
+    /// Evicted, as its disruption budget allows.
+    Evict,
+    /// Deleted, whatever its budget says.
+    Force,
+}
+
+/// One thing to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Effect {
+    /// A conditional write of the state item.
+    Write(Change),
+    /// Launch an instance.
+    Launch(LaunchOrder),
+    /// End an instance.
+    Terminate(InstanceId),
+    /// Tag an instance as committed by the action.
+    Commit {
+        /// Which.
+        instance: InstanceId,
+        /// By which action.
+        action: ActionId,
+    },
+    /// Tag an instance as a suspect since that epoch second.
+    Suspect {
+        /// Which.
+        instance: InstanceId,
+        /// Since when.
+        epoch: i64,
+    },
+    /// Remove the start-up taint.
+    Untaint {
+        /// The node.
+        node: String,
+        /// The version that was seen.
+        version: String,
+    },
+    /// Cordon a node and say who did.
+    Cordon {
+        /// The node.
+        node: String,
+        /// The version that was seen.
+        version: String,
+        /// Who.
+        mark: CordonMark,
+    },
+    /// Give a node back: touch it, and uncordon it if the cordon is the action's.
+    Release {
+        /// The node.
+        node: String,
+        /// The version that was seen.
+        version: String,
+        /// The action that gives it back.
+        action: ActionId,
+        /// Whether it is uncordoned.
+        uncordon: bool,
+    },
+    /// Evict a pod.
+    Evict {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its uid: another pod of that name is left alone.
+        uid: String,
+        /// How.
+        manner: Manner,
+    },
+}
+
+/// What to do, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Step {
+    /// Writes first, then calls. Nothing, if there is nothing to do now.
+    pub effects: Vec<Effect>,
+    /// Why, for people.
+    pub reasons: Vec<String>,
+}
+
+impl Step {
+    fn because(reason: impl Into<String>) -> Self {
+        Self { effects: Vec::new(), reasons: vec![reason.into()] }
+    }
+
+    fn write(change: Change, reason: impl Into<String>) -> Self {
+        Self { effects: vec![Effect::Write(change)], reasons: vec![reason.into()] }
+    }
+}
+
+/// What must be seen before the next step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs {
+    /// Instances and nodes.
+    pub machines: bool,
+    /// Pods.
+    pub pods: bool,
+    /// Loads and lag.
+    pub metrics: bool,
+}
+
+impl Needs {
+    /// All there is.
+    pub const ALL: Self = Self { machines: true, pods: true, metrics: true };
+}
+
+/// What [`step`] must see to decide on this state.
+#[must_use]
+pub fn needs(state: &State, answers: &[Answer], now: &Now, policy: &Policy) -> Needs {
+    let machines = Needs { machines: true, ..Needs::default() };
+    if !state.is_migrated() {
+        return Needs::default();
+    }
+    match state.action() {
+        None => Needs::ALL,
+        Some(Action::Legacy(Legacy::Down(_))) if legacy_is_over(state, now, policy) => machines,
+        Some(Action::Legacy(_)) => Needs::default(),
+        Some(_) if state.lock_owner.as_deref() != Some(&now.owner) => Needs::default(),
+        Some(Action::Up(up)) if is_launching(state, &up, answers, now) => Needs::default(),
+        Some(Action::Up(_)) => machines,
+        Some(Action::Down(_)) => Needs { machines: true, pods: true, metrics: false },
+    }
+}
+
+/// What happens next.
+#[must_use]
+pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
+    if !state.is_migrated() {
+        return Step::write(Change::Migrate, "the state item gets the form of this version");
+    }
+    let action = match state.action() {
+        None => return idle(state, observation, policy, now),
+        Some(Action::Legacy(legacy)) => return adopt(state, legacy, observation, policy, now),
+        Some(action) => action,
+    };
+    if state.lock_owner.as_deref() != Some(&now.owner) {
+        let owner = state.lock_owner.as_deref().unwrap_or("nobody");
+        return match state.lease_until_ms {
+            Some(until) if until >= now.ms - millis(policy.skew) => {
+                Step::because(format!("{owner} carries the action on"))
+            }
+            _ => Step::write(Change::TakeOver, format!("the lease of {owner} is over")),
+        };
+    }
+    let mut course = Course {
+        state: state.clone(),
+        stamp: now.stamp(policy),
+        observation,
+        policy,
+        now,
+        changes: Vec::new(),
+        calls: Vec::new(),
+        reasons: Vec::new(),
+    };
+    match action {
+        Action::Up(_) => up::go_on(&mut course),
+        Action::Down(_) => down::go_on(&mut course),
+        Action::Legacy(_) => {}
+    }
+    course.finish()
+}
+
+fn idle(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
+    let mut step = decide::decide(state, observation, policy, now);
+    let begins =
+        |effect: &Effect| matches!(effect, Effect::Write(Change::BeginUp { .. } | Change::BeginDown { .. }));
+    if !step.effects.iter().any(begins) {
+        garbage::collect(state, observation, policy, now, &mut step);
+    }
+    step
+}
+
+fn legacy_is_over(state: &State, now: &Now, policy: &Policy) -> bool {
+    let long_ago = now.epoch() - LEGACY_OVER_SECONDS;
+    let began_before = |epoch: Option<i64>| epoch.is_some_and(|epoch| epoch < long_ago);
+    let lock_limit = (now.ms - millis(policy.skew)).div_euclid(1000);
+    let nothing = state.lock_until_epoch.is_none()
+        && state.up_started_epoch.is_none()
+        && state.down_started_epoch.is_none();
+    state.lock_until_epoch.is_some_and(|until| until < lock_limit)
+        || began_before(state.up_started_epoch)
+        || began_before(state.down_started_epoch)
+        || nothing
+}
+
+fn adopt(state: &State, legacy: Legacy<'_>, observation: &Observation, policy: &Policy, now: &Now) -> Step {
+    if !legacy_is_over(state, now, policy) {
+        return Step::because("an old writer's action is under way");
+    }
+    match legacy {
+        Legacy::Nameless => Step::write(Change::Clear, "an old writer left its flag and no action"),
+        Legacy::Up(id) => Step::write(
+            Change::AdoptUp { deadline: now.epoch() + seconds(policy.join_timeout) },
+            format!("an old writer left scale-up {id}"),
+        ),
+        Legacy::Down(id) => {
+            let nodes = observation
+                .nodes_by_instance()
+                .into_iter()
+                .map(|(instance, node)| (instance.clone(), node.name.clone()))
+                .filter(|(instance, _)| state.down_targets.iter().flatten().any(|target| target == instance))
+                .collect();
+            Step::write(
+                Change::AdoptDown { nodes, deadline: now.epoch() + seconds(policy.drain_timeout) },
+                format!("an old writer left scale-down {id}"),
+            )
+        }
+    }
+}
+
+/// Whether the next thing is a launch, for which nothing need be seen.
+fn is_launching(state: &State, up: &Up<'_>, answers: &[Answer], now: &Now) -> bool {
+    up.phase == UpPhase::Launching && !is_late(state, now) && next_launch(up.slots, answers).is_some()
+        || answers.iter().any(|answer| {
+            matches!(answer, Answer::Launched { slot, attempt, .. }
+            if up.slots.get(slot).is_some_and(|slot| {
+                slot.phase == SlotPhase::Planned && slot.attempt == *attempt
+            }))
+        }) && up.phase != UpPhase::Aborting
+}
+
+fn is_late(state: &State, now: &Now) -> bool {
+    state.action_deadline_epoch.is_none_or(|deadline| now.epoch() >= deadline)
+}
+
+/// The first planned slot whose attempt has not been answered in this tick.
+fn next_launch<'a>(slots: &'a BTreeMap<u32, Slot>, answers: &[Answer]) -> Option<(u32, &'a Slot)> {
+    let answered = |number: u32, attempt: u32| {
+        answers.iter().any(|answer| match answer {
+            Answer::Launched { slot, attempt: tried, .. }
+            | Answer::NoCapacity { slot, attempt: tried, .. }
+            | Answer::LaunchRefused { slot, attempt: tried, .. } => *slot == number && *tried == attempt,
+            _ => false,
+        })
+    };
+    slots
+        .iter()
+        .find(|(number, slot)| slot.phase == SlotPhase::Planned && !answered(**number, slot.attempt))
+        .map(|(number, slot)| (*number, slot))
+}
+
+/// One step of an action that is ours: the writes so far, and the state after them.
+struct Course<'a> {
+    state: State,
+    stamp: Stamp,
+    observation: &'a Observation,
+    policy: &'a Policy,
+    now: &'a Now,
+    changes: Vec<Change>,
+    calls: Vec<Effect>,
+    reasons: Vec<String>,
+}
+
+impl Course<'_> {
+    /// Adds a write; what follows sees the state after it.
+    fn write(&mut self, change: Change) {
+        match change.apply(&self.state, &self.stamp) {
+            Ok(after) => {
+                self.state = after;
+                self.changes.push(change);
+            }
+            Err(error) => self.reasons.push(error.chain()),
+        }
+    }
+
+    fn call(&mut self, effect: Effect) {
+        self.calls.push(effect);
+    }
+
+    /// Ends an instance, unless it was told so in this tick.
+    fn terminate(&mut self, id: &InstanceId) {
+        if !self.answered(&Answer::Terminated(id.clone())) {
+            self.call(Effect::Terminate(id.clone()));
+        }
+    }
+
+    fn says(&mut self, reason: impl Into<String>) {
+        self.reasons.push(reason.into());
+    }
+
+    fn answered(&self, wanted: &Answer) -> bool {
+        self.observation.answers.contains(wanted)
+    }
+
+    /// Between reading a node and changing it lies a fenced write, and no call is made on the last of a
+    /// lease.
+    fn finish(mut self) -> Step {
+        let changes_node = |call: &Effect| matches!(call, Effect::Cordon { .. } | Effect::Release { .. });
+        let short = self.now.lease_left_ms < self.stamp.lease_ms / 2;
+        if self.changes.is_empty() && !self.calls.is_empty() && (short || self.calls.iter().any(changes_node))
+        {
+            self.changes.push(Change::Renew);
+        }
+        let effects = self.changes.into_iter().map(Effect::Write).chain(self.calls).collect();
+        Step { effects, reasons: self.reasons }
+    }
+}
+
+/// The same for the same attempt, whoever asks: the cloud launches once.
+fn client_token(cluster: &str, action: &ActionId, slot: u32, attempt: u32) -> String {
+    let digest = Md5::digest(format!("{cluster}\n{action}\n{slot}\n{attempt}"));
+    digest.iter().fold(String::with_capacity(32), |mut text, byte| {
+        use std::fmt::Write as _;
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

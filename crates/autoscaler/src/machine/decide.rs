@@ -1,0 +1,308 @@
+//! Whether to begin something: bounds, demand, stabilisation windows.
+//!
+//! Unknown is not zero. Pods that wait are seen in the cluster itself, so workers are added without metrics;
+//! nothing is taken away unless every number that speaks for it is there and fresh.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::down::may_be_evicted;
+use super::{Effect, Now, Step};
+use crate::change::Change;
+use crate::observation::{Instance, InstanceState, Load, Node, Observation, Pod, Resources, tags};
+use crate::policy::{Policy, seconds};
+use crate::state::{ActionId, InstanceId, State};
+
+pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
+    let view = View::of(state, observation, policy, now);
+    let mut reasons = Vec::new();
+    let demand = view.demand(&mut reasons);
+    let candidates =
+        if demand.pressing() || demand.urgent > 0 { Vec::new() } else { view.candidates(&mut reasons) };
+
+    let window = |holds: bool, since: Option<i64>| match since {
+        _ if !holds => 0,
+        Some(since) if since > 0 && since <= now.epoch() => since,
+        _ => now.epoch(),
+    };
+    let pending_since = window(demand.pressing(), state.pending_since_epoch);
+    let idle_since = window(!candidates.is_empty(), state.idle_since_epoch);
+    let waited = |since: i64, window| since > 0 && now.epoch() - since >= seconds(window);
+
+    let room = i64::from(policy.workers_max) - view.count();
+    let wanted = if waited(pending_since, policy.pending_window) {
+        demand.urgent.max(demand.windowed)
+    } else {
+        demand.urgent
+    };
+    let launches = wanted.min(room).min(i64::from(policy.up_max));
+    if wanted > 0 && room <= 0 {
+        reasons.push(format!("{} workers are the most allowed", policy.workers_max));
+    }
+    let removals = if waited(idle_since, policy.idle_window) {
+        i64::try_from(candidates.len()).unwrap_or(0).min(i64::from(policy.down_max))
+    } else {
+        0
+    };
+
+    let blocked = blocked(state, now);
+    if let Some(why) = &blocked
+        && (launches > 0 || removals > 0)
+    {
+        reasons.push(why.clone());
+    }
+    let mut effects = Vec::new();
+    if blocked.is_none() && launches > 0 {
+        effects.push(Effect::Write(begin_up(state, policy, now, launches)));
+    } else if blocked.is_none() && removals > 0 {
+        let chosen = candidates.into_iter().take(usize::try_from(removals).unwrap_or(0));
+        effects.push(Effect::Write(begin_down(state, policy, now, chosen)));
+    } else {
+        let workers = view.count();
+        let same = |stored: Option<i64>, value: i64| stored.unwrap_or(0) == value;
+        if !same(state.pending_since_epoch, pending_since)
+            || !same(state.idle_since_epoch, idle_since)
+            || !same(state.worker_count, workers)
+        {
+            effects.push(Effect::Write(Change::Windows { pending_since, idle_since, workers }));
+        }
+    }
+    Step { effects, reasons }
+}
+
+/// Why nothing may begin now.
+fn blocked(state: &State, now: &Now) -> Option<String> {
+    if state.is_paused() {
+        return Some("paused: `tenure autoscale resume` goes on".to_owned());
+    }
+    let allowed = state.next_allowed_epoch.unwrap_or(0);
+    (allowed > now.epoch()).then(|| format!("cooling down for {} s more", allowed - now.epoch()))
+}
+
+fn begin_up(state: &State, policy: &Policy, now: &Now, launches: i64) -> Change {
+    let place = policy.places.first().cloned();
+    let places = place.into_iter().cycle().take(usize::try_from(launches).unwrap_or(0)).collect();
+    Change::BeginUp {
+        action: action_id("", state, now),
+        places,
+        deadline: now.epoch() + seconds(policy.join_timeout),
+    }
+}
+
+fn begin_down<'a>(
+    state: &State,
+    policy: &Policy,
+    now: &Now,
+    chosen: impl Iterator<Item = (&'a InstanceId, &'a Node)>,
+) -> Change {
+    Change::BeginDown {
+        action: action_id("sd-", state, now),
+        nodes: chosen.map(|(id, node)| (id.clone(), (node.name.clone(), node.uid.clone()))).collect(),
+        deadline: now.epoch() + seconds(policy.drain_timeout),
+    }
+}
+
+/// `1730000300-<executor>-7`, as the old documents have it, with the number of the action.
+fn action_id(prefix: &str, state: &State, now: &Now) -> ActionId {
+    format!("{prefix}{}-{}-{}", now.epoch(), now.owner, state.action_seq() + 1).into()
+}
+
+/// How many workers are missing.
+struct Demand {
+    /// At once: below the minimum, or about to be taken away.
+    urgent: i64,
+    /// Once it has lasted: pods, lag, load.
+    windowed: i64,
+}
+
+impl Demand {
+    const fn pressing(&self) -> bool {
+        self.windowed > 0
+    }
+}
+
+struct View<'a> {
+    state: &'a State,
+    observation: &'a Observation,
+    policy: &'a Policy,
+    now: &'a Now,
+    instances: BTreeMap<&'a InstanceId, &'a Instance>,
+    nodes: BTreeMap<&'a InstanceId, &'a Node>,
+    /// Live workers, those that will be taken away apart.
+    workers: BTreeSet<&'a InstanceId>,
+    leaving: BTreeSet<&'a InstanceId>,
+}
+
+impl<'a> View<'a> {
+    fn of(state: &'a State, observation: &'a Observation, policy: &'a Policy, now: &'a Now) -> Self {
+        let interrupted: BTreeSet<_> = state.interrupted().map(|(id, _)| id).collect();
+        let (leaving, workers) = observation.workers().into_iter().partition(|id| interrupted.contains(id));
+        let instances = observation.instances.iter().map(|instance| (&instance.id, instance)).collect();
+        let nodes = observation.nodes_by_instance();
+        Self { state, observation, policy, now, instances, nodes, workers, leaving }
+    }
+
+    fn count(&self) -> i64 {
+        i64::try_from(self.workers.len()).unwrap_or(i64::MAX)
+    }
+
+    fn demand(&self, reasons: &mut Vec<String>) -> Demand {
+        let below = i64::from(self.policy.workers_min) - self.count();
+        if below > 0 {
+            reasons.push(format!("{below} workers below the minimum"));
+        }
+        let leaving = i64::try_from(self.leaving.len()).unwrap_or(0);
+        if leaving > 0 {
+            reasons.push(format!("{leaving} workers are about to be taken away"));
+        }
+        let mut windowed = self.nodes_for_pods(reasons);
+        if let Some(wanted) = self.observation.wanted_by_lag {
+            let missing = i64::from(wanted) - self.count();
+            if missing > 0 {
+                reasons.push(format!("the stream's lag asks for {wanted} workers"));
+                windowed = windowed.max(missing);
+            }
+        }
+        if self.is_busy() {
+            reasons.push(format!("the workers are loaded above {} %", self.policy.busy_percent));
+            windowed = windowed.max(1);
+        }
+        Demand { urgent: below.max(leaving).max(0), windowed }
+    }
+
+    /// How many new workers the waiting pods need: the largest first, each into the first that has room.
+    fn nodes_for_pods(&self, reasons: &mut Vec<String>) -> i64 {
+        let mut waiting: Vec<&Pod> =
+            self.observation.pods.iter().filter(|pod| pod.node.is_none() && pod.unschedulable).collect();
+        let total = waiting.len();
+        waiting.retain(|pod| self.policy.worker.fits(pod.requests));
+        if waiting.len() < total {
+            reasons.push(format!("{} pods fit no worker, however many", total - waiting.len()));
+        }
+        waiting.sort_by_key(|pod| Reverse(pod.requests));
+        // No more than could be launched are packed: the rest waits for the next action.
+        let bins_max = self.policy.workers_max as usize;
+        let smallest = Resources {
+            cpu_millis: waiting.iter().map(|pod| pod.requests.cpu_millis).min().unwrap_or(0),
+            memory_mib: waiting.iter().map(|pod| pod.requests.memory_mib).min().unwrap_or(0),
+        };
+        let mut free: Vec<Resources> = Vec::new();
+        let mut open = 0;
+        for pod in &waiting {
+            match free[open..].iter().position(|room| room.fits(pod.requests)) {
+                Some(found) => free[open + found] = free[open + found].less(pod.requests),
+                None if free.len() < bins_max => free.push(self.policy.worker.less(pod.requests)),
+                None => break,
+            }
+            // Full ones are not looked at again.
+            while free.get(open).is_some_and(|room| !room.fits(smallest)) {
+                open += 1;
+            }
+        }
+        if !free.is_empty() {
+            reasons.push(format!("{} pods wait for {} workers", waiting.len(), free.len()));
+        }
+        i64::try_from(free.len()).unwrap_or(i64::MAX)
+    }
+
+    fn fresh_load(&self, node: &Node) -> Option<&'a Load> {
+        let load = self.observation.loads.as_ref()?.get(&node.name)?;
+        let age = self.now.epoch() - load.at_epoch;
+        // From the future means that some clock is wrong: that is no measure either.
+        let bound = seconds(self.policy.metrics_age_max);
+        (age <= bound && age >= -bound).then_some(load)
+    }
+
+    fn is_busy(&self) -> bool {
+        let loads: Vec<_> =
+            self.workers.iter().filter_map(|id| self.fresh_load(self.nodes.get(*id)?)).collect();
+        let above = |sum: u32| {
+            let count = u32::try_from(loads.len()).unwrap_or(u32::MAX);
+            count > 0 && sum / count > self.policy.busy_percent
+        };
+        above(loads.iter().map(|load| load.cpu_percent).sum())
+            || above(loads.iter().map(|load| load.memory_percent).sum())
+    }
+
+    /// Nodes that may be taken away together, the emptiest first: idle, and their pods fit elsewhere.
+    fn candidates(&self, reasons: &mut Vec<String>) -> Vec<(&'a InstanceId, &'a Node)> {
+        if self.observation.loads.is_none() {
+            reasons.push("the load is unknown: nothing is taken away".to_owned());
+            return Vec::new();
+        }
+        if !self.leaving.is_empty() {
+            return Vec::new();
+        }
+        let usable = |node: &Node| node.ready && !node.unschedulable && !node.startup_taint;
+        let ready: Vec<(&InstanceId, &Node)> = self
+            .workers
+            .iter()
+            .filter_map(|id| Some((*id, *self.nodes.get(*id)?)))
+            .filter(|(_, node)| usable(node))
+            .collect();
+        let spare = ready.len().saturating_sub(self.policy.workers_min as usize);
+        if spare == 0 {
+            return Vec::new();
+        }
+        let pods = self.observation.pods_by_node();
+        let on = |node: &Node| pods.get(node.name.as_str()).map_or(&[][..], Vec::as_slice);
+        let used =
+            |node: &Node| on(node).iter().fold(Resources::default(), |sum, pod| sum.plus(pod.requests));
+        let mut free: BTreeMap<&str, Resources> =
+            ready.iter().map(|(_, node)| (node.name.as_str(), node.allocatable.less(used(node)))).collect();
+        let mut idle: Vec<_> = ready.iter().filter(|(id, node)| self.is_idle(id, node, on(node))).collect();
+        idle.sort_by_key(|(id, node)| (used(node), *id));
+        let mut chosen = Vec::new();
+        for (id, node) in idle.into_iter().take(spare.min(self.policy.down_max as usize * 4)) {
+            if chosen.len() >= spare.min(self.policy.down_max as usize) {
+                break;
+            }
+            let Some(own) = free.remove(node.name.as_str()) else { continue };
+            match moved(&free, on(node)) {
+                Some(after) => {
+                    free = after;
+                    chosen.push((*id, *node));
+                }
+                None => {
+                    reasons.push(format!("node {} idles, but its pods fit nowhere else", node.name));
+                    free.insert(&node.name, own);
+                }
+            }
+        }
+        if !chosen.is_empty() {
+            reasons.push(format!("{} nodes idle", chosen.len()));
+        }
+        chosen
+    }
+
+    fn is_idle(&self, id: &InstanceId, node: &Node, pods: &[&Pod]) -> bool {
+        let left_alone = self
+            .state
+            .node_backoff
+            .as_ref()
+            .and_then(|backoff| backoff.get(id))
+            .is_some_and(|until| *until > self.now.epoch());
+        let running = self.instances.get(id).is_some_and(|instance| {
+            let unfinished = instance.origin().is_some() && instance.tag(tags::COMMITTED).is_none();
+            instance.state == InstanceState::Running && !unfinished
+        });
+        let below = |percent: u32| percent < self.policy.idle_percent;
+        running
+            && !node.control_plane
+            && !left_alone
+            && self.fresh_load(node).is_some_and(|load| below(load.cpu_percent) && below(load.memory_percent))
+            && pods.iter().all(|pod| !pod.is_drained() || may_be_evicted(pod, self.policy))
+    }
+}
+
+/// What is free once these pods have moved, if there is room for all of them.
+fn moved<'a>(free: &BTreeMap<&'a str, Resources>, pods: &[&Pod]) -> Option<BTreeMap<&'a str, Resources>> {
+    let mut free = free.clone();
+    let mut moving: Vec<_> = pods.iter().filter(|pod| pod.is_drained()).collect();
+    moving.sort_by_key(|pod| Reverse(pod.requests));
+    for pod in moving {
+        let room = free.values_mut().find(|room| room.fits(pod.requests))?;
+        *room = room.less(pod.requests);
+    }
+    Some(free)
+}

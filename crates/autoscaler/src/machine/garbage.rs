@@ -1,0 +1,59 @@
+//! What ended actions left behind: instances that nobody committed, cordons that nobody lifted.
+//!
+//! Only while nothing is under way, and only what belongs to an action whose number is not above the one
+//! that was read before anything was listed: an action that began since then is left alone.
+
+use super::{Effect, Now, Step};
+use crate::observation::{Answer, Instance, Node, Observation, tags};
+use crate::policy::{Policy, seconds};
+use crate::rules::Rule;
+use crate::state::State;
+
+pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy, now: &Now, step: &mut Step) {
+    let nodes = observation.nodes_by_instance();
+    for instance in observation.instances.iter().filter(|instance| instance.is_live()) {
+        let node = nodes.get(&instance.id).copied();
+        if !is_orphan(state, instance, node) {
+            continue;
+        }
+        let id = &instance.id;
+        let suspected = instance.tag(tags::SUSPECT).and_then(|since| since.parse::<i64>().ok());
+        let due = suspected.is_some_and(|since| since + seconds(policy.orphan_after) <= now.epoch());
+        if due || !Rule::OrphansAreOld.kept() {
+            if !observation.answers.contains(&Answer::Terminated(id.clone())) {
+                step.reasons.push(format!("instance {id} was left by an action that has ended"));
+                step.effects.push(Effect::Terminate(id.clone()));
+            }
+        } else if suspected.is_none() && !observation.answers.contains(&Answer::Suspected(id.clone())) {
+            step.reasons.push(format!("instance {id} looks like an orphan"));
+            step.effects.push(Effect::Suspect { instance: id.clone(), epoch: now.epoch() });
+        }
+    }
+    for (id, node) in &nodes {
+        let Some(mark) = node.cordoned_by.as_ref().filter(|mark| mark.seq <= state.action_seq()) else {
+            continue;
+        };
+        if !observation.instance(id).is_some_and(Instance::is_live) {
+            continue;
+        }
+        step.reasons
+            .push(format!("node {} is still cordoned by {}, which has ended", node.name, mark.action));
+        step.effects.push(Effect::Release {
+            node: node.name.clone(),
+            version: node.version.clone(),
+            action: mark.action.clone(),
+            uncordon: true,
+        });
+    }
+}
+
+/// Ours, of an action that has ended, and never committed. A node that takes pods is no orphan, whatever
+/// its tags say, and an instance without our tags is never collected.
+fn is_orphan(state: &State, instance: &Instance, node: Option<&Node>) -> bool {
+    let Some(origin) = instance.origin() else { return false };
+    if !Rule::OrphansAreOld.kept() {
+        return state.action_id().is_none_or(|current| current.as_str() != origin.action);
+    }
+    let in_use = node.is_some_and(|node| node.ready && !node.startup_taint);
+    origin.seq <= state.action_seq() && instance.tag(tags::COMMITTED).is_none() && !in_use
+}

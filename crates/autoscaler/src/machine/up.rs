@@ -1,0 +1,254 @@
+//! A scale-up: launch, record, verify, commit; or end what did not join.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Course, Effect, client_token, is_late, next_launch};
+use crate::change::{Change, Ending};
+use crate::observation::{Answer, InstanceState, LaunchOrder, Node, tags};
+use crate::policy::{Policy, seconds};
+use crate::rules::Rule;
+use crate::state::{ActionId, InstanceId, Slot, SlotPhase, State, UpPhase};
+
+/// The cloud may not know a new instance for a while: before this, "not found" is not "gone".
+const SETTLED_SECONDS: i64 = 300;
+
+pub(super) fn go_on(course: &mut Course<'_>) {
+    let Some(action) = course.state.up_action_id.clone() else { return };
+    take_answers(course);
+    if course.state.up_phase == Some(UpPhase::Launching) && !is_late(&course.state, course.now) {
+        let slots = course.state.up_slots.clone().unwrap_or_default();
+        if let Some((number, slot)) = next_launch(&slots, &course.observation.answers) {
+            let order = order(course, &action, number, slot);
+            course.call(Effect::Launch(order));
+        }
+    }
+    // While launching, nothing else was looked at.
+    if !course.changes.is_empty() || !course.calls.is_empty() {
+        return;
+    }
+    verify(course, &action);
+}
+
+fn order(course: &Course<'_>, action: &ActionId, number: u32, slot: &Slot) -> LaunchOrder {
+    let tags = [
+        (tags::CLUSTER, course.policy.cluster.clone()),
+        (tags::ACTION, action.to_string()),
+        (tags::SEQ, course.state.action_seq().to_string()),
+        (tags::SLOT, number.to_string()),
+        (tags::ATTEMPT, slot.attempt.to_string()),
+    ];
+    LaunchOrder {
+        slot: number,
+        attempt: slot.attempt,
+        place: slot.place.clone(),
+        token: client_token(&course.policy.cluster, action, number, slot.attempt),
+        tags: tags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+    }
+}
+
+/// Launches that were answered in this tick.
+fn take_answers(course: &mut Course<'_>) {
+    for answer in &course.observation.answers {
+        let slots = course.state.up_slots.clone().unwrap_or_default();
+        let current = |slot: &u32, attempt: &u32| {
+            slots.get(slot).filter(|slot| slot.phase == SlotPhase::Planned && slot.attempt == *attempt)
+        };
+        match answer {
+            Answer::Launched { slot, attempt, instance } if current(slot, attempt).is_some() => {
+                if course.state.up_phase == Some(UpPhase::Aborting) {
+                    course.write(Change::Reap { slots: [(*slot, Some(instance.clone()))].into() });
+                } else {
+                    course.write(Change::Record { slot: *slot, instance: instance.clone() });
+                }
+            }
+            Answer::NoCapacity { slot, attempt, why } => {
+                let Some(tried) = current(slot, attempt) else { continue };
+                course.says(format!("no capacity in {}: {why}", tried.place.subnet));
+                // Another fence's call may still be under way, and succeed: then there would be two.
+                if Rule::RetargetOwn.kept() && tried.authorised != course.state.fence() {
+                    continue;
+                }
+                match course.policy.places.get(*attempt as usize + 1) {
+                    Some(place) => course.write(Change::Retarget { slot: *slot, place: place.clone() }),
+                    None => course.write(Change::Reap { slots: [(*slot, None)].into() }),
+                }
+            }
+            Answer::LaunchRefused { slot, attempt, why } if current(slot, attempt).is_some() => {
+                course.says(format!("the launch of slot {slot} was refused: {why}"));
+                course.write(Change::Reap { slots: [(*slot, None)].into() });
+            }
+            _ => {}
+        }
+    }
+}
+
+fn verify(course: &mut Course<'_>, action: &ActionId) {
+    let observation = course.observation;
+    let nodes = observation.nodes_by_instance();
+    let late = is_late(&course.state, course.now);
+    let aborting = course.state.up_phase == Some(UpPhase::Aborting);
+    let (mut joins, mut reaps) = (BTreeSet::new(), BTreeMap::new());
+    let slots = course.state.up_slots.clone().unwrap_or_default();
+    for (number, slot) in &slots {
+        match (slot.phase, &slot.instance) {
+            (SlotPhase::Launched, Some(id)) if is_gone(course, id) => {
+                course.says(format!("instance {id} is gone before it joined"));
+                reaps.insert(*number, None);
+            }
+            (SlotPhase::Launched, Some(id)) if nodes.get(id).is_some_and(|node| node.ready) => {
+                joins.insert(*number);
+            }
+            (SlotPhase::Launched, _) if aborting => {
+                reaps.insert(*number, None);
+            }
+            (SlotPhase::Planned, _) if aborting => {
+                reaps.insert(*number, launched_by(course, action, *number, slot.attempt));
+            }
+            _ => {}
+        }
+    }
+    if !Rule::TaintUntilJoined.kept() {
+        untaint_early(course, &slots, &nodes);
+    }
+    if !joins.is_empty() {
+        course.write(Change::Join { slots: joins });
+    }
+    if !reaps.is_empty() && Rule::IntentBeforeEffect.kept() {
+        course.write(Change::Reap { slots: reaps });
+    } else if !reaps.is_empty() {
+        reap_without_intent(course, &slots, reaps);
+    }
+    let unsettled = |(_, slot): (&u32, &Slot)| matches!(slot.phase, SlotPhase::Planned | SlotPhase::Launched);
+    if late && !aborting && course.state.up_slots.iter().flatten().any(unsettled) {
+        course.says("the deadline passed: what did not join is ended");
+        course.write(Change::Abort);
+    }
+    settle(course, action, &nodes);
+}
+
+fn is_gone(course: &Course<'_>, id: &InstanceId) -> bool {
+    match course.observation.instance(id) {
+        Some(instance) => instance.state == InstanceState::Gone,
+        None => {
+            course.answered(&Answer::NotFound(id.clone()))
+                && course.now.epoch() >= course.state.up_started_epoch.unwrap_or(0) + SETTLED_SECONDS
+        }
+    }
+}
+
+/// The instance of a launch whose answer nobody recorded.
+fn launched_by(course: &Course<'_>, action: &ActionId, number: u32, attempt: u32) -> Option<InstanceId> {
+    course
+        .observation
+        .instances
+        .iter()
+        .filter(|instance| instance.is_live())
+        .find(|instance| {
+            instance.origin().is_some_and(|origin| {
+                origin.action == action.as_str()
+                    && origin.slot == number
+                    && (origin.attempt == attempt || !Rule::AbortCurrentAttempt.kept())
+            })
+        })
+        .map(|instance| instance.id.clone())
+}
+
+/// Ends what is being reaped, commits what joined, and finishes when nothing is left to do.
+fn settle(course: &mut Course<'_>, action: &ActionId, nodes: &BTreeMap<&InstanceId, &Node>) {
+    let slots = course.state.up_slots.clone().unwrap_or_default();
+    let mut reaped = BTreeSet::new();
+    let mut settled = true;
+    for (number, slot) in &slots {
+        match (slot.phase, &slot.instance) {
+            (SlotPhase::Reaping, Some(id)) if !is_gone(course, id) => course.terminate(id),
+            (SlotPhase::Reaping, _) => {
+                reaped.insert(*number);
+            }
+            (SlotPhase::Joined, Some(id)) if !is_gone(course, id) => {
+                settled &= commit(course, action, id, nodes.get(id).copied());
+            }
+            _ => {}
+        }
+    }
+    if !reaped.is_empty() {
+        course.write(Change::Reaped { slots: reaped });
+    }
+    let ended = |slot: &Slot| matches!(slot.phase, SlotPhase::Joined | SlotPhase::Reaped);
+    if course.changes.is_empty() && course.calls.is_empty() && settled && slots.values().all(ended) {
+        let ending = ending(course, &slots);
+        course.write(ending);
+    }
+}
+
+/// Whether the instance is committed and its node free of the taint, as seen; else what is missing is done.
+fn commit(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, node: Option<&Node>) -> bool {
+    let committed = course
+        .observation
+        .instance(id)
+        .is_some_and(|instance| instance.tag(tags::COMMITTED) == Some(action.as_str()));
+    if !committed && !course.answered(&Answer::Committed(id.clone())) {
+        course.call(Effect::Commit { instance: id.clone(), action: action.clone() });
+    }
+    let tainted = node.filter(|node| node.startup_taint);
+    if let Some(node) = tainted
+        && !course.answered(&Answer::Untainted(node.name.clone()))
+    {
+        course.call(Effect::Untaint { node: node.name.clone(), version: node.version.clone() });
+    }
+    committed && tainted.is_none()
+}
+
+fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
+    let joined = slots.values().filter(|slot| slot.phase == SlotPhase::Joined).count();
+    let joined = i64::try_from(joined).unwrap_or(i64::MAX);
+    let requested = course.state.up_requested.unwrap_or(0);
+    let workers = i64::try_from(course.observation.workers().len()).unwrap_or(i64::MAX);
+    let mut ending = Ending { workers, next_allowed: 0, failure: None, backoff: BTreeMap::new() };
+    if joined >= requested {
+        ending.next_allowed = course.now.epoch() + seconds(course.policy.cooldown);
+        course.says(format!("{joined} of {requested} joined"));
+        return Change::CompleteUp(ending);
+    }
+    ending.next_allowed = course.now.epoch() + pause_after_failure(&course.state);
+    ending.failure = Some(format!("{joined} of {requested} instances joined"));
+    course.says(format!("{joined} of {requested} instances joined"));
+    Change::FailUp(ending)
+}
+
+pub(super) fn pause_after_failure(state: &State) -> i64 {
+    Policy::backoff_seconds(state.fail_count.unwrap_or(0))
+}
+
+/// What rule 6 keeps from happening.
+fn untaint_early(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>, nodes: &BTreeMap<&InstanceId, &Node>) {
+    for slot in slots.values().filter(|slot| slot.phase == SlotPhase::Launched) {
+        let node = slot.instance.as_ref().and_then(|id| nodes.get(id));
+        if let Some(node) = node.filter(|node| node.startup_taint) {
+            course.call(Effect::Untaint { node: node.name.clone(), version: node.version.clone() });
+        }
+    }
+}
+
+/// What rule 3 keeps from happening.
+fn reap_without_intent(
+    course: &mut Course<'_>,
+    slots: &BTreeMap<u32, Slot>,
+    reaps: BTreeMap<u32, Option<InstanceId>>,
+) {
+    let (mut without, mut gone) = (Vec::new(), BTreeMap::new());
+    for (number, found) in reaps {
+        let id = slots.get(&number).and_then(|slot| slot.instance.clone()).or_else(|| found.clone());
+        match id {
+            Some(id) if !is_gone(course, &id) => without.push(id),
+            _ => {
+                gone.insert(number, found);
+            }
+        }
+    }
+    for id in without {
+        course.terminate(&id);
+    }
+    if !gone.is_empty() {
+        course.write(Change::Reap { slots: gone });
+    }
+}

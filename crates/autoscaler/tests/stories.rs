@@ -1,0 +1,419 @@
+//! Short timelines of one cluster.
+//!
+//! ```text
+//!   0s    a ticks        -> migrate, begin up, record, record
+//!   45s   a ticks        -> join
+//! ```
+//!
+//! A line is a moment, what happens then, and the writes that were made. Executors are called `a`, `b` and
+//! `c`. The world understands `pods 6` (of half a worker each), `kill i-new0`, `vanish worker-2`,
+//! `budget blocks until 300s`, `short subnet-a`, `capacity subnet-a`, `interrupt i-worker1`, `load 5`,
+//! `pause`, `resume`, `cordon worker-2`, and is asked `live 3`, `waiting 0`, `idle`, `cordoned worker-2`,
+//! `free worker-2`, `failures 1`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tenure_autoscaler::Executor;
+use tenure_autoscaler::Policy;
+use tenure_autoscaler::log::Event;
+use tenure_autoscaler::observation::PodOwner;
+use tenure_autoscaler::rows::LOGS_TABLE;
+use tenure_autoscaler::state::{Interrupt, InterruptKind, Place};
+use tenure_autoscaler::testing::{Gate, Measuring, World, at_once};
+use tenure_clock::Monotonic;
+use tenure_store::{Query, StoreExt};
+
+/// One to three workers, two subnets, no windows: what happens, happens at once.
+pub(crate) fn policy() -> Policy {
+    let place = |subnet: &str| Place {
+        subnet: subnet.to_owned(),
+        market: "on-demand".to_owned(),
+        template: "7".to_owned(),
+    };
+    let mut policy = Policy::new("demo", 1, 3, vec![place("subnet-a"), place("subnet-b")]);
+    policy.pending_window = Duration::ZERO;
+    policy.idle_window = Duration::ZERO;
+    policy
+}
+
+/// Three workers that idle, each with a pod that may move, and the control plane.
+pub(crate) fn three_idle_workers() -> World {
+    idle_workers(policy())
+}
+
+fn idle_workers(policy: Policy) -> World {
+    let world = World::new(policy);
+    world.add_control_plane();
+    for number in 1..=3 {
+        world.add_worker(number);
+        world.add_pod_on(&format!("worker-{number}"), PodOwner::Controller);
+    }
+    world.measure(Measuring::Fresh, 5);
+    world
+}
+
+fn one_worker() -> World {
+    let world = World::new(policy());
+    world.add_control_plane();
+    world.add_worker(1);
+    world
+}
+
+#[track_caller]
+fn check(world: World, timeline: &str) {
+    let began = world.epoch();
+    let mut executors: BTreeMap<String, Executor> = BTreeMap::new();
+    for line in timeline.lines().map(str::trim).filter(|line| !line.is_empty()) {
+        let (left, told) = line.split_once("->").unwrap_or((line, ""));
+        let (at, what) = left.trim().split_once(' ').unwrap_or((left, ""));
+        let seconds: i64 =
+            at.trim_end_matches('s').parse().unwrap_or_else(|_| panic!("no moment in `{line}`"));
+        let ahead = u64::try_from(began + seconds - world.epoch()).expect("time goes forward");
+        world.advance(Duration::from_secs(ahead));
+        let words: Vec<&str> = what.split_whitespace().collect();
+        let node =
+            |name: &str| world.nodes().get(name).cloned().unwrap_or_else(|| panic!("no {name}: `{line}`"));
+        match words[..] {
+            [who, "ticks"] => {
+                let executor =
+                    executors.entry(who.to_owned()).or_insert_with(|| world.executor(who, &Gate::open()));
+                let writes: Vec<&str> = match at_once(executor.tick()).expect("a tick does not wait") {
+                    Ok(tick) => tick.writes.iter().map(|name| name.row().title).collect(),
+                    Err(error) => panic!("`{line}`: {}", error.chain()),
+                };
+                assert_eq!(writes.join(", "), told.trim(), "`{line}`");
+            }
+            ["pods", count] => world.add_pods(count.parse().unwrap()),
+            ["kill", id] => world.kill(&id.into()),
+            ["vanish", node] => world.vanish(node),
+            ["budget", "blocks", "until", at] => {
+                let until: i64 = at.trim_end_matches('s').parse().unwrap();
+                world.budget_blocks_until(began + until);
+            }
+            ["short", subnet] => world.shortage(subnet, true),
+            ["capacity", subnet] => world.shortage(subnet, false),
+            ["interrupt", id] => {
+                let interrupt = Interrupt { kind: InterruptKind::Spot, at: world.epoch() };
+                let executor = world.executor("inbox", &Gate::open());
+                at_once(executor.interrupt(&id.into(), interrupt)).unwrap().unwrap();
+            }
+            ["load", percent] => world.measure(Measuring::Fresh, percent.parse().unwrap()),
+            ["pause"] => at_once(world.executor("p", &Gate::open()).pause(true)).unwrap().unwrap(),
+            ["resume"] => at_once(world.executor("p", &Gate::open()).pause(false)).unwrap().unwrap(),
+            ["cordon", node] => world.cordon_by_hand(node),
+            ["live", count] => {
+                assert_eq!(world.live().len().to_string(), count, "`{line}`: {:?}", world.live())
+            }
+            ["waiting", count] => assert_eq!(world.waiting_pods().to_string(), count, "`{line}`"),
+            ["idle"] => assert_eq!(world.state().action(), None, "`{line}`"),
+            ["cordoned", name] => assert!(node(name).unschedulable, "`{line}`"),
+            ["free", name] => assert!(!node(name).unschedulable, "`{line}`"),
+            ["failures", count] => {
+                assert_eq!(world.state().fail_count.unwrap_or(0).to_string(), count, "`{line}`");
+            }
+            _ => panic!("not understood: `{line}`"),
+        }
+    }
+    assert_eq!(world.violations(), []);
+}
+
+#[test]
+fn pods_that_wait_get_workers_in_three_writes_and_one_each() {
+    check(
+        one_worker(),
+        "
+        0s     a ticks         -> migrate, windows
+        0s     pods 6
+        5s     a ticks         -> begin up, record, record
+        30s    a ticks
+        50s    a ticks         -> join, complete up
+        50s    waiting 0
+        51s    a ticks
+        51s    live 4
+        ",
+    );
+}
+
+#[test]
+fn an_idle_tick_reads_once_and_writes_nothing() {
+    let world = one_worker();
+    let gate = Gate::open();
+    let mut executor = world.executor("a", &gate);
+    at_once(executor.tick()).unwrap().unwrap();
+    let before = gate.calls().len();
+    at_once(executor.tick()).unwrap().unwrap();
+    assert_eq!(gate.calls()[before..], ["get", "instances", "nodes", "pods", "measures"]);
+}
+
+#[test]
+fn what_did_not_join_in_time_is_ended_and_the_next_try_waits() {
+    let world = one_worker();
+    world.never_joins(1);
+    check(
+        world,
+        "
+        0s     pods 6
+        0s     a ticks         -> migrate, begin up, record, record
+        60s    a ticks         -> join
+        300s   a ticks
+        600s   a ticks         -> abort, reap, reaped, fail up, windows
+        600s   failures 1
+        600s   live 3
+        659s   a ticks
+        661s   a ticks         -> begin up, record
+        720s   a ticks         -> join, complete up, windows
+        720s   failures 0
+        ",
+    );
+}
+
+#[test]
+fn another_subnet_is_tried_where_there_is_no_capacity() {
+    check(
+        one_worker(),
+        "
+        0s     pods 6
+        0s     short subnet-a
+        0s     a ticks         -> migrate, begin up, retarget, record, retarget, record
+        60s    a ticks         -> join, complete up
+        ",
+    );
+}
+
+#[test]
+fn without_any_capacity_the_action_fails_at_once_and_waits_longer_each_time() {
+    check(
+        one_worker(),
+        "
+        0s     pods 6
+        0s     short subnet-a
+        0s     short subnet-b
+        0s     a ticks   -> migrate, begin up, retarget, reap, retarget, reap, reaped, fail up, windows
+        30s    a ticks
+        61s    a ticks   -> begin up, retarget, reap, retarget, reap, reaped, fail up
+        100s   failures 2
+        122s   a ticks
+        182s   a ticks   -> begin up, retarget, reap, retarget, reap, reaped, fail up
+        182s   live 2
+        ",
+    );
+}
+
+#[test]
+fn another_executor_goes_on_once_the_lease_is_over() {
+    check(
+        one_worker(),
+        "
+        0s     pods 6
+        0s     a ticks         -> migrate, begin up, record, record
+        45s    b ticks
+        51s    b ticks         -> take over, join, complete up
+        52s    a ticks
+        ",
+    );
+}
+
+#[test]
+fn idle_nodes_are_emptied_and_taken_away() {
+    check(
+        three_idle_workers(),
+        "
+        0s     a ticks -> migrate, begin down, cordon, drain, terminate, mark done, mark done, complete down
+        0s     live 2
+        0s     idle
+        ",
+    );
+}
+
+#[test]
+fn a_budget_that_blocks_is_waited_for() {
+    check(
+        three_idle_workers(),
+        "
+        0s     budget blocks until 300s
+        0s     a ticks         -> migrate, begin down
+        60s    a ticks         -> renew
+        60s    free worker-1
+        299s   a ticks         -> renew
+        300s   a ticks -> cordon, drain, terminate, mark done, mark done, complete down
+        300s   live 2
+        ",
+    );
+}
+
+#[test]
+fn a_budget_that_never_yields_gives_the_nodes_back() {
+    check(
+        three_idle_workers(),
+        "
+        0s     budget blocks until 99999s
+        0s     a ticks         -> migrate, begin down
+        899s   a ticks         -> renew
+        900s   a ticks         -> roll back, rolled back, fail down, windows
+        900s   failures 1
+        900s   live 4
+        900s   free worker-1
+        900s   free worker-2
+        1000s  a ticks         -> begin down
+        ",
+    );
+}
+
+#[test]
+fn a_policy_may_force_what_cannot_be_evicted() {
+    let mut policy = policy();
+    policy.force_after = Some(Duration::from_secs(600));
+    check(
+        idle_workers(policy),
+        "
+        0s     budget blocks until 99999s
+        0s     a ticks         -> migrate, begin down
+        599s   a ticks         -> renew
+        600s   a ticks -> cordon, drain, terminate, mark done, mark done, complete down
+        600s   live 2
+        ",
+    );
+}
+
+#[test]
+fn an_instance_that_somebody_else_ended_is_done() {
+    check(
+        three_idle_workers(),
+        "
+        0s     budget blocks until 100s
+        0s     a ticks         -> migrate, begin down
+        10s    kill i-worker1
+        20s    a ticks         -> terminate, mark done
+        100s   a ticks         -> renew, cordon, drain, terminate, mark done, complete down
+        100s   live 2
+        ",
+    );
+}
+
+#[test]
+fn a_node_that_vanished_has_nothing_to_drain() {
+    check(
+        three_idle_workers(),
+        "
+        0s     budget blocks until 99999s
+        0s     a ticks         -> migrate, begin down
+        10s    vanish worker-1
+        10s    vanish worker-2
+        20s    a ticks         -> terminate, mark done, mark done, complete down
+        20s    live 2
+        ",
+    );
+}
+
+#[test]
+fn an_interruption_becomes_an_ordinary_deficit() {
+    let world = World::new(policy());
+    world.add_worker(1);
+    world.add_worker(2);
+    check(
+        world,
+        "
+        0s     a ticks             -> migrate, windows
+        10s    interrupt i-worker1
+        20s    a ticks             -> begin up, record
+        70s    kill i-worker1
+        80s    a ticks             -> join, complete up
+        81s    a ticks
+        81s    live 2
+        ",
+    );
+}
+
+#[test]
+fn fewer_than_the_minimum_are_made_up_for_at_once() {
+    let world = World::new(policy());
+    world.add_control_plane();
+    check(
+        world,
+        "
+        0s     a ticks         -> migrate, begin up, record
+        60s    a ticks         -> join, complete up
+        60s    live 2
+        ",
+    );
+}
+
+#[test]
+fn nothing_begins_while_it_is_paused_but_what_is_under_way_goes_on() {
+    check(
+        one_worker(),
+        "
+        0s     pause
+        0s     pods 3
+        5s     a ticks         -> windows
+        60s    a ticks
+        60s    resume
+        61s    a ticks         -> begin up, record
+        62s    pause
+        110s   a ticks         -> join, complete up, windows
+        ",
+    );
+}
+
+#[test]
+fn nothing_begins_during_the_cooldown() {
+    check(
+        one_worker(),
+        "
+        0s     pods 4
+        0s     a ticks         -> migrate, begin up, record
+        60s    a ticks         -> join, complete up
+        61s    pods 2
+        62s    a ticks         -> windows
+        359s   a ticks
+        360s   a ticks         -> begin up, record
+        ",
+    );
+}
+
+#[test]
+fn the_windows_are_waited_out() {
+    let mut policy = policy();
+    policy.pending_window = Duration::from_secs(30);
+    let world = World::new(policy);
+    world.add_worker(1);
+    check(
+        world,
+        "
+        0s     a ticks         -> migrate, windows
+        10s    pods 4
+        10s    a ticks         -> windows
+        39s    a ticks
+        40s    a ticks         -> begin up, record
+        ",
+    );
+}
+
+#[test]
+fn a_cordon_of_a_person_stays() {
+    check(
+        three_idle_workers(),
+        "
+        0s     cordon worker-1
+        0s     a ticks -> migrate, begin down, cordon, drain, terminate, mark done, complete down
+        0s     cordoned worker-1
+        ",
+    );
+}
+
+#[test]
+fn every_write_has_an_event_with_its_reasons() {
+    let world = one_worker();
+    world.add_pods(4);
+    let mut executor = world.executor("a", &Gate::open());
+    at_once(executor.tick()).unwrap().unwrap();
+    let query = Query::partition("pk", "cluster");
+    let rows = at_once(world.store().query_all(Monotonic::NEVER, LOGS_TABLE, query, 100)).unwrap().unwrap();
+    let events: Vec<Event> = rows.iter().map(|row| Event::read(row).unwrap()).collect();
+    let told: Vec<_> = events.iter().map(|event| (event.rev, event.event.as_str())).collect();
+    assert_eq!(told, [(1, "migrate"), (2, "begin up"), (3, "record")]);
+    assert_eq!(events[1].reasons, ["2 pods wait for 1 workers"]);
+    assert_eq!(events[1].owner, executor.owner());
+    assert_eq!(events[1].action, world.state().up_action_id);
+}

@@ -1,0 +1,39 @@
+//! The one transition table, and what is printed of it.
+
+use std::collections::BTreeSet;
+
+use tenure_autoscaler::table::{TABLE, document};
+
+#[test]
+fn the_page_is_up_to_date() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/autoscaler-states.md");
+    let page = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        page == document(),
+        "docs/autoscaler-states.md is not what the table says: run \
+         `cargo run -p tenure-autoscaler --example autoscaler_states > docs/autoscaler-states.md`"
+    );
+}
+
+#[test]
+fn a_name_finds_its_row() {
+    let mut titles = BTreeSet::new();
+    for row in &TABLE {
+        assert_eq!(row.name.row().title, row.title);
+        assert!(titles.insert(row.title), "{} is there twice", row.title);
+    }
+}
+
+#[test]
+fn there_is_no_way_back_from_what_was_meant() {
+    for row in &TABLE {
+        for (from, to) in row.edges {
+            match *from {
+                "REAPING" => assert_eq!(*to, "REAPED"),
+                "TERMINATING" => assert_eq!(*to, "DONE"),
+                "DONE" | "REAPED" | "ROLLED_BACK" | "JOINED" => panic!("{from} is an end"),
+                _ => {}
+            }
+        }
+    }
+}
