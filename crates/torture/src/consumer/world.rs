@@ -256,15 +256,27 @@ impl World {
         self.entropy.below(of as u64) as usize
     }
 
-    /// A worker that holds something.
+    /// A worker that lives and holds something, and what it holds.
     async fn busy_worker(&mut self) -> Result<(usize, BTreeSet<String>)> {
-        self.wait_for("a worker with a shard", async |world| Ok(!world.owned().await?.is_empty())).await?;
-        let owned = self.owned().await?;
-        let mut holders: Vec<_> = self.workers.iter().enumerate().collect();
-        holders.retain(|(_, worker)| owned.contains_key(&worker.name));
-        ensure!(!holders.is_empty(), "no worker that lives holds a shard");
-        let (index, worker) = holders[self.choose(holders.len())];
-        Ok((index, owned.get(&worker.name).cloned().unwrap_or_default()))
+        loop {
+            // What the dead hold does not count.
+            self.wait_for("a worker with a shard", async |world| {
+                Ok(!world.busy(&world.owned().await?).is_empty())
+            })
+            .await?;
+            let owned = self.owned().await?;
+            let busy = self.busy(&owned);
+            // Otherwise they have let go since.
+            if !busy.is_empty() {
+                let index = busy[self.choose(busy.len())];
+                return Ok((index, owned.get(&self.workers[index].name).cloned().unwrap_or_default()));
+            }
+        }
+    }
+
+    fn busy(&self, owned: &BTreeMap<String, BTreeSet<String>>) -> Vec<usize> {
+        let workers = self.workers.iter().enumerate();
+        workers.filter(|(_, worker)| owned.contains_key(&worker.name)).map(|(index, _)| index).collect()
     }
 
     async fn kill(&mut self) -> Result<()> {
