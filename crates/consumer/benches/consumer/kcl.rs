@@ -24,7 +24,8 @@ const JARS: &str = "TENURE_BENCH_KCL_JARS";
 const KINESIS: &str = "TENURE_TEST_KINESIS_LOCAL";
 const DYNAMODB: &str = "TENURE_TEST_DYNOXIDE";
 const STREAM: &str = "bench";
-const RECORDS: u64 = 40_000;
+/// The emulator takes about a megabyte a second.
+const RECORDS: u64 = 10_000;
 const RECORD_BYTES: usize = 1024;
 /// How many are aggregated into one, as producers write them: the emulator holds few large ones better than
 /// many small ones.
