@@ -26,7 +26,6 @@ pub(crate) fn exact(bytes: u64) -> String {
 }
 
 /// The size with one digit after the point, for people.
-#[cfg(feature = "postgres")]
 pub(crate) fn rounded(bytes: u64) -> String {
     match UNITS.iter().find(|(_, unit)| bytes >= *unit) {
         Some((name, unit)) if *unit > 1 => {

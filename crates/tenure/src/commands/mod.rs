@@ -75,7 +75,7 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
         Command::Doctor(args) => {
             begin_to_log(&global)?;
             let doctor = doctor::Doctor { env: Env::system(), timeout: global.timeout, out: &out };
-            doctor.run(&args, load(&global)).await
+            Box::pin(doctor.run(&args, load(&global))).await
         }
         Command::Store(args) => {
             let context = open(&global, out, args.is_long_running())?;
