@@ -427,7 +427,10 @@ impl ShardReader {
             (Some((last, _)), _) => last.as_u64().is_none(),
             (None, Position::At(sequence) | Position::After(sequence)) => sequence.as_u64().is_none(),
             (None, Position::AtTimestamp(_)) => true,
-            (None, Position::TrimHorizon | Position::Latest) => false,
+            // Where the end was found out to be; a stream with numbers tells one.
+            (None, Position::TrimHorizon | Position::Latest) => {
+                matches!(reading.cursor.position(), Position::AtTimestamp(_))
+            }
         }
     }
 

@@ -207,6 +207,8 @@ impl ShardTask {
         let mut leaving: Option<Leaving> = None;
         let mut known = None;
         let mut full = false;
+        // Where a word such as "latest" is, is stored also while nothing is read: later it would be elsewhere.
+        let mut is_found = opening.undecided.is_none();
         let mut throughput = Throughput { since: clock.monotonic(), bytes: 0 };
         let every = site.settings.checkpoint_every;
         let mut next_checkpoint = every.map(|every| clock.deadline(every));
@@ -237,7 +239,7 @@ impl ShardTask {
                 (None, true) => ShardState::Paused,
                 (None, false) => ShardState::Reading,
             });
-            let takes = work.is_none() && leaving.is_none() && room && !control.paused;
+            let takes = work.is_none() && leaving.is_none() && room && (!control.paused || !is_found);
             tokio::select! {
                 biased;
                 ending = self.holding.ends(known) => {
@@ -289,6 +291,7 @@ impl ShardTask {
                 }
                 item = items.recv(), if takes => match item {
                     Some(Item::Begun(begun, through)) => {
+                        is_found = true;
                         work = opening.undecided.clone().map(|word| keep_beginning(run, word, begun, through));
                     }
                     Some(Item::Batch(fetched, behind)) => {
@@ -477,8 +480,10 @@ impl ShardTask {
         };
         tokio::select! {
             biased;
-            () = lost => None,
+            // First: whoever has just given the lease has it no more, and did not lose it. What needs a lease that
+            // is lost says so itself.
             done = future => Some(done),
+            () = lost => None,
         }
     }
 

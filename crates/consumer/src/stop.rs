@@ -80,7 +80,9 @@ impl fmt::Display for Stop {
                 if let Some(since) = since {
                     write!(f, "; all that arrived before {since} was read")?;
                 }
-                f.write_str("; lengthen the stream's retention, and go on without them with `accept_loss`")
+                f.write_str(
+                    "; go on without them with `accept_loss`, and then lengthen the stream's retention",
+                )
             }
             Self::Recreated(why) => {
                 write!(

@@ -353,6 +353,10 @@ async fn keep(
                             is_over = true;
                         }
                         let _ = reply.send(answer(true));
+                        if is_over {
+                            // In the same moment, as the keeper does it.
+                            side.end(Ending::Lost);
+                        }
                     }
                 }
             }

@@ -1,14 +1,14 @@
 //! Where reading begins for good, and what the stream has trimmed meanwhile.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_backend::{Error, Result};
-use tenure_clock::Monotonic;
+use tenure_clock::{Clock, Monotonic};
 use tenure_consumer::marks::Marks;
-use tenure_consumer::{ShardState, Stop};
+use tenure_consumer::{Batch, Failure, ShardContext, ShardProcessor, ShardState, Start, Stop, WorkerHandle};
 use tenure_leases::{Checkpoint, Ending, LeaseKey};
 use tenure_stream::{
     Cursor, Description, HashKey, Limits, Memory, Page, Position, Put, Read, Record, SequenceNumber, ShardId,
@@ -19,11 +19,12 @@ use crate::harness::{FOREVER, World, shown};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A stream that behaves like Kinesis: its numbers are long, and it begins with the oldest record that is left
-/// without a word of what was before.
+/// A stream that behaves like Kinesis: its numbers are long, its end is a moment, and it begins with the oldest
+/// record that is left without a word of what was before.
 #[derive(Debug)]
 struct Silent {
     inner: Memory,
+    clock: Arc<dyn Clock>,
     /// The next so many reads find that their cursor is forgotten.
     forgets: AtomicU32,
 }
@@ -67,6 +68,9 @@ impl Stream for Silent {
         let position = match position {
             Position::At(sequence) => Position::At(short(sequence)),
             Position::After(sequence) => Position::After(short(sequence)),
+            Position::Latest => {
+                return Ok(Cursor::new(shard.clone(), Position::AtTimestamp(self.clock.wall())));
+            }
             other => other.clone(),
         };
         self.inner.cursor(by, shard, &position).await
@@ -76,7 +80,8 @@ impl Stream for Silent {
         if self.forgets.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
             return Err(Error::invalid("the iterator has expired"));
         }
-        let mut cursor = cursor.clone();
+        let asked = cursor;
+        let mut cursor = self.inner.cursor(by, asked.shard(), asked.position()).await?;
         loop {
             match self.inner.read(by, &cursor, limit).await? {
                 Read::Trimmed { to, .. } => {
@@ -85,6 +90,10 @@ impl Stream for Silent {
                 Read::Records(mut batch) => {
                     let renamed = |record: Stored| Stored { sequence: long(&record.sequence), ..record };
                     batch.records = batch.records.into_iter().map(renamed).collect();
+                    if batch.records.is_empty() {
+                        // It stands where it stood.
+                        batch.next = batch.next.map(|_| asked.clone());
+                    }
                     return Ok(Read::Records(batch));
                 }
             }
@@ -115,7 +124,7 @@ impl Stream for Silent {
 async fn silent() -> (World, Arc<Silent>) {
     let mut world = World::new(1).await;
     let inner = Memory::new("silent", world.env.clock.clone()).unwrap();
-    let stream = Arc::new(Silent { inner, forgets: AtomicU32::new(0) });
+    let stream = Arc::new(Silent { inner, clock: world.env.clock.clone(), forgets: AtomicU32::new(0) });
     stream.create(FOREVER, &StreamSpec::with_shards(1)).await.unwrap();
     world.stream = stream.clone();
     (world, stream)
@@ -200,6 +209,41 @@ async fn nothing_is_delivered_before_it_is_stored_where_latest_is() {
     world.logged("a").await;
 }
 
+/// Pauses its own shard before anything of it is read.
+struct Paused {
+    worker: Arc<OnceLock<WorkerHandle>>,
+}
+
+#[async_trait]
+impl ShardProcessor for Paused {
+    async fn init(&mut self, shard: &ShardContext) -> std::result::Result<Start, Failure> {
+        self.worker.get().unwrap().pause(&shard.lease().key).unwrap();
+        Ok(Start::Lease)
+    }
+
+    async fn process(&mut self, _: &Batch) -> std::result::Result<(), Failure> {
+        panic!("it is paused")
+    }
+}
+
+#[tokio::test]
+async fn it_is_stored_where_latest_is_also_while_nothing_is_read() {
+    let mut world = World::new(1).await;
+    world.row(&ShardId::numbered(0), Checkpoint::Latest).await;
+    let worker = Arc::new(OnceLock::new());
+    let made = worker.clone();
+    world.start(move |_: &ShardContext| Paused { worker: made.clone() });
+    worker.set(world.handle().clone()).ok().unwrap();
+    world.grant(0).await;
+    world.asked("checkpoint Latest").await;
+    assert_eq!(state(&world), ShardState::Paused);
+    world.put_texts(["a"]).await;
+    world.pass(Duration::from_secs(1)).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.logged("a").await;
+}
+
 // === streams that do not say what they trimmed ===
 
 #[tokio::test]
@@ -232,6 +276,23 @@ async fn a_shard_that_was_idle_for_longer_than_records_are_kept_has_lost_nothing
     world.start_recorder();
     world.grant(0).await;
     world.logged("c").await;
+}
+
+#[tokio::test]
+async fn a_shard_begun_at_latest_that_stays_idle_has_lost_nothing() {
+    let (mut world, _) = silent().await;
+    world.settings.checkpoint_every = Some(Duration::from_millis(50));
+    world.row(&ShardId::numbered(0), Checkpoint::Latest).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.asked("checkpoint Latest").await;
+    hours(&world, 40).await;
+    world.kill();
+    world.put_texts(["a"]).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.logged("a").await;
+    assert_eq!(state(&world), ShardState::Reading);
 }
 
 #[tokio::test]

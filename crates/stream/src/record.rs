@@ -120,6 +120,12 @@ pub struct Cursor {
 }
 
 impl Cursor {
+    /// A cursor of a stream that wraps another, and has its own idea of where one stands.
+    #[must_use]
+    pub const fn new(shard: ShardId, position: Position) -> Self {
+        Self { shard, position, token: None }
+    }
+
     /// The shard it is in.
     #[must_use]
     pub const fn shard(&self) -> &ShardId {
