@@ -201,12 +201,16 @@ impl<'a> Admin<'a> {
     async fn expect_life(&self, of: &WorkerId, found: &Inventory) -> Result<()> {
         let patience = found.lease.unwrap_or(Settings::default().lease);
         let end = self.env.clock.deadline(patience);
-        let row = found.workers.iter().find(|row| row.worker == *of);
+        let row_in = |found: &Inventory| found.workers.iter().find(|row| row.worker == *of).cloned();
+        let mut row = row_in(found);
         let mut live = BTreeSet::new();
         while self.env.clock.monotonic() < end {
             self.env.clock.sleep(patience / LIFE_POLLS).await;
-            live.extend(signs_of_life(found, &self.inventory().await?));
-            if live.contains(of) && row.is_some_and(|row| row.cap > 0) {
+            let now = self.inventory().await?;
+            live.extend(signs_of_life(found, &now));
+            // It may have started only now.
+            row = row_in(&now);
+            if live.contains(of) && row.as_ref().is_some_and(|row| row.cap > 0) {
                 return Ok(());
             }
         }

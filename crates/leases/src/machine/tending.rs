@@ -349,7 +349,7 @@ impl Machine {
             }
             // A handoff to me that was finished meanwhile leaves the same row as my own take, and others may have seen
             // that counter for long. So what may be mine is accepted first, under a counter of my own.
-            What::Take => counted && mine_to_give,
+            What::Take => false,
             What::Accept => counted && (plainly_mine || mine_to_give),
             // Whoever has it now got it because it was given.
             What::Evict => row.counter >= doing.to && !plainly_mine && !mine_to_give,
@@ -424,8 +424,8 @@ impl Machine {
         };
         if !runs_out {
             hold.deadline = hold.deadline.max(sent + validity);
+            hold.next_renewal = sent + renew;
         }
-        hold.next_renewal = sent + renew;
         (hold.restore, hold.retry_at) = (false, now.monotonic);
         let deadline = hold.deadline;
         let mut done = None;
