@@ -11,27 +11,27 @@ use crate::site::eventually;
 
 pub(super) fn a_killed_leader_takes_its_command_along(world: &World) {
     let ann = world.stand("ann", SHORT);
-    world.wait_for_epoch(1);
+    let first = world.first_epoch();
     let bob = world.stand("bob", SHORT);
     bob.wait_for_log("standing for election");
     let command = ann.command();
     ann.signal(Signal::KILL);
     eventually("the command is gone", || (!is_alive(command)).then_some(()));
-    world.wait_for_epoch(2);
+    world.wait_for_epoch(first + 1);
     world.assert_in_order();
-    assert_eq!(world.wait_for_leader("bob"), 2);
+    assert_eq!(world.wait_for_leader("bob"), first + 1);
     drop(bob);
 }
 
 pub(super) fn a_stopped_leader_does_not_act_when_it_goes_on(world: &World) {
     let ann = world.stand("ann", SHORT);
-    world.wait_for_epoch(1);
+    let first = world.first_epoch();
     let bob = world.stand("bob", SHORT);
     bob.wait_for_log("standing for election");
     let command = ann.command();
     world.pause(|| ann.signal(Signal::STOP), || ann.signal(Signal::CONT));
     // Its guard ended the command while `ann` could not.
-    world.wait_for_epoch(2);
+    world.wait_for_epoch(first + 1);
     assert!(!is_alive(command));
     ann.signal(Signal::CONT);
     ann.wait_for_log("expired");
@@ -39,9 +39,9 @@ pub(super) fn a_stopped_leader_does_not_act_when_it_goes_on(world: &World) {
     world.assert_in_order();
     // It is a candidate like any other.
     bob.signal(Signal::TERM);
-    world.wait_for_epoch(3);
+    world.wait_for_epoch(first + 2);
     world.assert_in_order();
-    assert_eq!(world.wait_for_leader("ann"), 3);
+    assert_eq!(world.wait_for_leader("ann"), first + 2);
 }
 
 /// A command that stamps its epoch on a row first, then writes to it only while nobody else has.
@@ -142,20 +142,20 @@ fn faketime() -> String {
 
 pub(super) fn a_row_that_is_deleted_makes_no_second_leader(world: &World) {
     let ann = world.stand("ann", SHORT);
-    world.wait_for_epoch(1);
+    let first = world.first_epoch();
     let bob = world.stand("bob", SHORT);
     bob.wait_for_log("standing for election");
     world.delete_row();
     ann.wait_for_log("leadership lost");
     // The epoch is in another row, and rises.
-    world.wait_for_epoch(2);
+    world.wait_for_epoch(first + 1);
     world.assert_in_order();
 }
 
 /// `down` makes the store fail, `up` mends it.
 pub(super) fn a_store_that_goes_and_comes_back(world: &World, down: impl FnOnce(), up: impl FnOnce()) {
     let ann = world.stand("ann", SHORT);
-    world.wait_for_epoch(1);
+    let first = world.first_epoch();
     let bob = world.stand("bob", SHORT);
     bob.wait_for_log("standing for election");
     let command = ann.command();
@@ -166,7 +166,9 @@ pub(super) fn a_store_that_goes_and_comes_back(world: &World, down: impl FnOnce(
     pause_thread(Duration::from_secs(3));
     assert_eq!(world.ledger().len(), written, "{:#?}", world.ledger());
     up();
-    eventually("somebody leads again", || world.ledger().last().filter(|entry| entry.epoch > 1).map(|_| ()));
+    eventually("somebody leads again", || {
+        world.ledger().last().filter(|entry| entry.epoch > first).map(|_| ())
+    });
     world.assert_in_order();
     // By a renewal that failed, or by none that came in time.
     assert!(["store_down", "no renewal came"].iter().any(|why| ann.log().contains(why)), "{}", ann.log());
@@ -188,7 +190,7 @@ pub(super) fn sigterm_hands_over_at_once(world: &World) {
 
 pub(super) fn resign_hands_over_to_whom_it_says(world: &World) {
     let ann = world.stand("ann", SHORT);
-    world.wait_for_epoch(1);
+    let first = world.first_epoch();
     let others = ["bob", "cat", "dan"].map(|name| world.stand(name, SHORT));
     for other in &others {
         other.wait_for_log("standing for election");
@@ -199,11 +201,15 @@ pub(super) fn resign_hands_over_to_whom_it_says(world: &World) {
         (&"handed_over".into(), &"ann".into()),
         "{done:?}"
     );
-    assert_eq!((&done[0]["to"]["name"], &done[0]["to"]["epoch"]), (&"cat".into(), &2.into()), "{done:?}");
-    world.wait_for_epoch(2);
+    assert_eq!(
+        (&done[0]["to"]["name"], &done[0]["to"]["epoch"]),
+        (&"cat".into(), &(first + 1).into()),
+        "{done:?}"
+    );
+    world.wait_for_epoch(first + 1);
     let done = world.run(&format!("resign {SHARD}")).expect(0).stdout;
     assert!(done.starts_with("cat (owner cat-") && done.contains("handed over to"), "{done}");
-    world.wait_for_epoch(3);
+    world.wait_for_epoch(first + 2);
     world.assert_in_order();
     drop(ann);
 }

@@ -104,6 +104,13 @@ impl World {
         self.site.path(name)
     }
 
+    /// Waits until a command has written, and tells its epoch: 1, or a later one if the store was so slow at first
+    /// that a term was over before it began.
+    #[track_caller]
+    pub(super) fn first_epoch(&self) -> u64 {
+        eventually("somebody writes", || self.ledger().last().map(|entry| entry.epoch))
+    }
+
     /// Waits until a command of this epoch has written.
     #[track_caller]
     pub(super) fn wait_for_epoch(&self, epoch: u64) {
