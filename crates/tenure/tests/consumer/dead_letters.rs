@@ -68,6 +68,7 @@ fn dead_letters_are_dropped_by_name() {
     });
     ann.stop();
     world.run(&format!("dlq drop {id}")).expect(2).says(&["--yes"]);
+    world.run(&format!("dlq drop {id} --app billing --yes")).expect(2).says(&["`orders`, not `billing`"]);
     assert_eq!(world.site.json(&format!("dlq drop {id} --yes"))[0]["dropped"], id.as_str());
     world.run(&format!("dlq drop {id} --yes")).expect(3);
     assert_eq!(world.site.json("dlq list")[0]["dead_letters"], 0);

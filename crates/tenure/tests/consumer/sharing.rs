@@ -66,6 +66,20 @@ fn a_lease_is_moved_by_hand() {
 }
 
 #[test]
+fn a_worker_is_stopped_while_it_starts() {
+    let world = World::new(1);
+    let mut ann = world.worker("ann", "--lease 5m");
+    eventually("its share", || (world.shares().get("ann") == Some(&1)).then_some(()));
+    ann.signal(Signal::KILL);
+    ann.status();
+    // Whoever has the name now watches for a whole lease whether the first one lives.
+    let again = world.start("again", world.site.command("consume --app orders --worker ann --lease 5m"));
+    again.wait_for_log("worker starts");
+    again.stop();
+    assert_eq!(world.shares().get("ann"), Some(&1));
+}
+
+#[test]
 fn a_worker_begins_where_it_is_told_and_goes_on_where_it_was() {
     let world = World::new(1);
     world.put(0..5);

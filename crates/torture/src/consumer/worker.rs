@@ -61,10 +61,11 @@ pub(crate) async fn run(args: Args) -> Result<()> {
         let builder = Consumer::builder(stream.clone(), store.clone(), app, &args.name).env(env.clone());
         settings(builder)
     };
+    // Before anything takes long: without a listener, the signal ends the process at once.
+    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let plain =
         consumer(PLAIN).start(|shard: &ShardContext| Plain { shard: shard.shard().to_string() }).await?;
     let exact = consumer(EXACT).start(move |_: &ShardContext| Exact { url: url.clone(), db: None }).await?;
-    let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     tokio::select! {
         ended = plain.ended() => ended?,
         ended = exact.ended() => ended?,

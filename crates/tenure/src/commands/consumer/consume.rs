@@ -13,6 +13,7 @@ use tenure_consumer::{
 use tenure_leases::capacity::{Census, Declared, Heartbeats, WORKER_COUNT};
 use tenure_leases::{Balance, InitialPosition, Settings as LeaseSettings};
 use tokio::sync::SetOnce;
+use tracing::info;
 
 use super::control::{Controls, Gated};
 use super::exec::{self, Exec};
@@ -147,6 +148,7 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let controls = Arc::new(controls);
     let settings = consumer_settings(context, args.accept_loss);
     let census = census(context).await?;
+    info!(app = consumer.app, worker, "worker starts");
     let consumer = Consumer::builder(stream, store, &consumer.app, worker)
         .env(context.env.clone())
         .leases(lease_settings(context))
@@ -167,7 +169,12 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let started = Arc::new(SetOnce::new());
     let gated = Gated { inner: processors, controls: controls.clone(), worker: started.clone() };
     let ran = async {
-        let consumer = consumer.start(gated).await?;
+        // A name that was used before is watched for a lease: nobody has to wait for that.
+        let consumer = tokio::select! {
+            biased;
+            () = stop.cancelled() => return Ok(()),
+            started = consumer.start(gated) => started?,
+        };
         // Nobody else sets it.
         let _ = started.set(consumer.handle().clone());
         tokio::select! {

@@ -270,7 +270,8 @@ async fn one(admin: &Admin<'_>, lease: &str, context: &Context) -> anyhow::Resul
     }
     let follows = match &row.owner {
         Some(owner) => {
-            format!("{} follows within {}s and", one_line(owner.as_str()), 2 * LOOK_INTERVAL.as_secs())
+            let (owner, seconds) = (one_line(owner.as_str()), 2 * LOOK_INTERVAL.as_secs());
+            format!("{owner}, if it is a worker of `tenure consume`, follows within {seconds}s and")
         }
         None => "nobody has it: whoever takes it".to_owned(),
     };

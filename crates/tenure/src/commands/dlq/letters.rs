@@ -88,6 +88,14 @@ impl<'a> Letters<'a> {
                 "`{id}` is not the id of a dead letter: copy one from `tenure dlq list`"
             )));
         };
+        if let Some(asked) = self.app.as_ref().filter(|asked| **asked != *app) {
+            return Err(misuse(format!(
+                "dead letter {} is of application `{}`, not `{}`: leave out --app, or correct it",
+                one_line(id),
+                one_line(&app),
+                one_line(asked)
+            )));
+        }
         let listed = self.context.look(async |by| self.of(&app).list(by, EVENTS_MAX).await).await;
         let listed = listed.map_err(misuse_if_invalid).context("list the dead letters")?;
         let letters = listed.into_iter().map(|letter| Letter { app: app.clone(), letter });
