@@ -199,6 +199,7 @@ impl Builder {
             Some((settings, census)) => Some(self.start_capacity(settings, census).await?),
         };
         let cap = capacity.as_ref().map_or(self.cap, |capacity| leases_of(*capacity.cap().borrow()));
+        info!(app = %self.app, worker = %self.worker, "worker starts");
         let keeper =
             Keeper::builder(self.store, &self.env, self.app, self.worker).cap(cap).settings(self.leases);
         let keeper = match (self.several, self.streams.first()) {

@@ -3,8 +3,11 @@
 //! It listens on a free port of loopback, keeps everything in the folder it was given, and ends with the
 //! process that started it, however that ends.
 
+#[cfg(feature = "strict")]
+mod strict;
+
 use std::fs::{self, File};
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -14,6 +17,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tenure_clock::{Clock as _, SystemClock, within};
 use tokio::process::{Child, Command};
 use tokio_postgres::{Client, NoTls};
+
+#[cfg(feature = "strict")]
+pub use crate::strict::{Authority, PASSWORD, StrictPostgres};
 
 /// Longer than a start takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -47,6 +53,8 @@ pub struct ScratchPostgres {
     folder: PathBuf,
     port: u16,
     settings: Vec<String>,
+    /// What the superuser needs after all.
+    password: Option<String>,
     user: Option<User>,
     running: Option<Child>,
 }
@@ -64,29 +72,64 @@ impl ScratchPostgres {
     /// # Errors
     /// If there is no Postgres on this machine, or it does not start: the message names its log.
     pub async fn start_new(folder: &Path, settings: &[&str]) -> Result<Self> {
+        Self::start_with(folder, settings, None, &[]).await
+    }
+
+    /// The same, with a password, and with `files` in its data directory.
+    async fn start_with(
+        folder: &Path,
+        settings: &[&str],
+        password: Option<&str>,
+        files: &[(&str, &str)],
+    ) -> Result<Self> {
         let programs = programs().context(
             "there is no Postgres: install Debian's package `postgresql`, or run `cargo xtask setup`",
         )?;
         let user = user()?;
         fs::create_dir_all(folder).context("make the folder of Postgres")?;
-        if let Some(user) = user {
-            chown(folder, Some(user.uid), Some(user.gid)).context("hand its folder to Postgres")?;
-        }
         let mut postgres = Self {
             programs,
             folder: folder.to_owned(),
             port: free_port()?,
             settings: settings.iter().map(|&setting| setting.to_owned()).collect(),
+            password: password.map(str::to_owned),
             user,
             running: None,
         };
+        postgres.hand_over(folder)?;
         let mut initdb = postgres.program("initdb");
-        initdb.args(["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C.UTF-8"]);
+        initdb.args(["--username=postgres", "--encoding=UTF8", "--locale=C.UTF-8"]);
+        match password {
+            None => initdb.arg("--auth=trust"),
+            Some(password) => {
+                let file = folder.join("password");
+                fs::write(&file, password).context("write the password")?;
+                postgres.hand_over(&file)?;
+                initdb.arg("--auth=scram-sha-256").arg("--pwfile").arg(file)
+            }
+        };
         let output =
             initdb.args(["--no-sync", "-D"]).arg(postgres.data()).output().await.context("run initdb")?;
         ensure!(output.status.success(), "initdb: {}", String::from_utf8_lossy(&output.stderr).trim());
+        for (name, content) in files {
+            postgres.put_file(name, content)?;
+        }
         postgres.start().await?;
         Ok(postgres)
+    }
+
+    /// Puts a file in the data directory, for nobody but the server to read.
+    fn put_file(&self, name: &str, content: &str) -> Result<()> {
+        let path = self.data().join(name);
+        fs::write(&path, content).with_context(|| format!("write {name} for Postgres"))?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))
+            .context("protect a file of Postgres")?;
+        self.hand_over(&path)
+    }
+
+    fn hand_over(&self, path: &Path) -> Result<()> {
+        let Some(User { uid, gid }) = self.user else { return Ok(()) };
+        chown(path, Some(uid), Some(gid)).with_context(|| format!("hand {} to Postgres", path.display()))
     }
 
     /// Starts the server and waits until it answers; after a crash it replays its log first.
@@ -130,14 +173,25 @@ impl ScratchPostgres {
     /// # Errors
     /// If it does not end: the message names its log.
     pub async fn end(&mut self, how: End) -> Result<()> {
+        self.signal(how);
         let Some(mut child) = self.running.take() else { return Ok(()) };
-        if let Some(pid) = pid_of(&child) {
-            kill_process(pid, how.signal()).context("signal Postgres")?;
-        }
         if within(&SystemClock, SystemClock.deadline(PATIENCE), Box::pin(child.wait())).await.is_err() {
             bail!("Postgres does not end: see {}", self.log().display());
         }
         Ok(())
+    }
+
+    /// Tells it to end, if it has not.
+    fn signal(&self, how: End) {
+        if let Some(pid) = self.running.as_ref().and_then(pid_of) {
+            // It may have ended by itself this very moment: then there is nothing to tell.
+            let _ = kill_process(pid, how.signal());
+        }
+    }
+
+    #[cfg(feature = "strict")]
+    fn is_running(&mut self) -> bool {
+        self.running.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 
     /// A client that calls itself `name`.
@@ -154,7 +208,11 @@ impl ScratchPostgres {
     /// The address of the database `postgres`, for a client that calls itself `application`.
     #[must_use]
     pub fn url(&self, application: &str) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/postgres?application_name={application}", self.port)
+        let password = self.password.as_ref().map(|password| format!(":{password}")).unwrap_or_default();
+        format!(
+            "postgres://postgres{password}@127.0.0.1:{}/postgres?application_name={application}",
+            self.port
+        )
     }
 
     fn data(&self) -> PathBuf {
@@ -194,9 +252,7 @@ impl ScratchPostgres {
 impl Drop for ScratchPostgres {
     fn drop(&mut self) {
         // Killed without a word, it would leave its other processes to find out by themselves.
-        if let Some(pid) = self.running.as_ref().and_then(pid_of) {
-            let _ = kill_process(pid, Signal::QUIT);
-        }
+        self.signal(End::Immediate);
     }
 }
 

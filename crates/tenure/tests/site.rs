@@ -129,12 +129,12 @@ impl Ran {
 /// Waits until `found` answers, at most ten seconds.
 #[track_caller]
 pub(crate) fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let by = SystemClock.deadline(Duration::from_secs(10));
+    let by = SystemClock.deadline(Duration::from_secs(30));
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(SystemClock.monotonic() < by, "not in ten seconds: {what}");
+        assert!(SystemClock.monotonic() < by, "not in thirty seconds: {what}");
         pause_thread(Duration::from_millis(10));
     }
 }

@@ -1,4 +1,3 @@
 //! The session, its lock and its stream, on real servers.
 
 mod postgres;
-mod scratch_server;

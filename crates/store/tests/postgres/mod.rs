@@ -2,7 +2,6 @@
 
 mod cutting_proxy;
 mod lost_connections;
-mod scratch_server;
 mod shared_tables;
 mod strangers;
 

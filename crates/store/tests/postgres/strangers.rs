@@ -1,9 +1,9 @@
 //! Servers that do not let everybody in: passwords, rights, TLS, standbys. Each test has a server
 //! of its own, because the shared one trusts everybody.
 
+use tenure_scratch_postgres::{Authority, PASSWORD, StrictPostgres};
 use tenure_store::{Condition, Error, Kind, Store, StoreExt};
 
-use super::scratch_server::{Authority, ScratchServer};
 use super::{in_seconds, put, read, row, rows, store_at};
 
 async fn failure(address: &str) -> Error {
@@ -24,13 +24,14 @@ fn tells(error: &Error, kind: Kind, words: &str) {
 
 #[tokio::test]
 async fn who_may_not_is_denied_and_told_what_to_do() {
-    let server = ScratchServer::start(&[]).await;
-    let at = &server.address;
+    let server = StrictPostgres::start(&[], &[]).await.unwrap();
+    let at = &format!("127.0.0.1:{}", server.port());
     let admin = store_at(&format!("postgres://postgres:postgres-s3cret@{at}/postgres")).await;
     admin.ensure_table(in_seconds(10), &rows()).await.unwrap();
     put(&admin, row("a")).await;
-    server
-        .run(
+    let superuser = server.superuser().await.unwrap();
+    superuser
+        .batch_execute(
             "CREATE ROLE reader LOGIN PASSWORD 'reader-s3cret'; \
              GRANT USAGE ON SCHEMA tenure TO reader; GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO reader; \
              CREATE ROLE writer LOGIN PASSWORD 'writer-s3cret'; GRANT USAGE ON SCHEMA tenure TO writer; \
@@ -38,7 +39,8 @@ async fn who_may_not_is_denied_and_told_what_to_do() {
              CREATE ROLE single LOGIN PASSWORD 'single-s3cret' CONNECTION LIMIT 1; \
              GRANT USAGE ON SCHEMA tenure TO single; GRANT SELECT ON ALL TABLES IN SCHEMA tenure TO single",
         )
-        .await;
+        .await
+        .unwrap();
 
     let wrong = failure(&format!("postgres://postgres:wrong-s3cret@{at}/postgres")).await;
     tells(&wrong, Kind::Denied, "check user, password");
@@ -72,24 +74,23 @@ async fn who_may_not_is_denied_and_told_what_to_do() {
 
 #[tokio::test]
 async fn tls_is_verified_by_authority_and_name() {
-    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let server = ScratchServer::start(&[
-        ("server.crt", &ours.certificate_for("db.test")),
-        ("server.key", &ours.key()),
-    ])
-    .await;
-    let port = server.port;
+    let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
+    let (certificate, key) = (ours.certificate_for("db.test").unwrap(), ours.key());
+    let files = [("server.crt", certificate.as_str()), ("server.key", &key)];
+    let server = StrictPostgres::start(&files, &["ssl=on"]).await.unwrap();
+    let superuser = server.superuser().await.unwrap();
+    let port = server.port();
     // The name that the certificate is made out to, and the address where the server is.
     let at = |host: &str, tail: String| {
         format!("postgres://postgres:postgres-s3cret@{host}:{port}/postgres?hostaddr=127.0.0.1&{tail}")
     };
-    let (ca, other_ca) = (ours.root_file(), theirs.root_file());
+    let (ca, other_ca) = (ours.root_file().unwrap(), theirs.root_file().unwrap());
     let encrypted = async |address: String| {
         let store = store_at(&address).await;
         store.ensure_table(in_seconds(10), &rows()).await.unwrap();
         put(&store, row("a")).await;
         let sql = "SELECT count(*) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'tenure' AND ssl";
-        server.count(sql).await > 0
+        superuser.query_one(sql, &[]).await.unwrap().get::<_, i64>(0) > 0
     };
     let full = |host: &str, ca: &str| at(host, format!("sslmode=verify-full&sslrootcert={ca}"));
     assert!(encrypted(full("db.test", &ca)).await);
@@ -112,10 +113,8 @@ async fn tls_is_verified_by_authority_and_name() {
 
 #[tokio::test]
 async fn nothing_falls_back_to_plain_text_unasked() {
-    let server = ScratchServer::start(&[]).await;
-    let at = |mode: &str| {
-        format!("postgres://postgres:postgres-s3cret@{}/postgres?sslmode={mode}", server.address)
-    };
+    let server = StrictPostgres::start(&[], &[]).await.unwrap();
+    let at = |mode: &str| format!("{}?sslmode={mode}", server.url("postgres", PASSWORD));
     for mode in ["require", "verify-ca", "verify-full"] {
         tells(&failure(&at(mode)).await, Kind::Denied, "offers no TLS");
     }
@@ -124,9 +123,9 @@ async fn nothing_falls_back_to_plain_text_unasked() {
 
 #[tokio::test]
 async fn a_standby_is_refused_for_the_primary() {
-    let mut server = ScratchServer::start(&[]).await;
-    let address = format!("postgres://postgres:postgres-s3cret@{}/postgres", server.address);
+    let mut server = StrictPostgres::start(&[], &[]).await.unwrap();
+    let address = server.url("postgres", PASSWORD);
     store_at(&address).await.ensure_table(in_seconds(10), &rows()).await.unwrap();
-    server.restart_as_standby();
+    server.restart_as_standby().await.unwrap();
     tells(&failure(&address).await, Kind::Unavailable, "connect to the primary");
 }

@@ -22,7 +22,7 @@ fn a_shard_is_paused_whoever_has_it_and_resumed() {
     eventually("bob has it", || (world.shares().get("bob") == Some(&1)).then_some(()));
     tenure_clock::pause_thread(std::time::Duration::from_secs(1));
     assert_eq!(bob.printed().len(), 0);
-    assert!(world.site.ok(&format!("leases resume {LEASE} --app orders")).contains("bob follows"));
+    assert!(world.site.ok(&format!("leases resume {LEASE} --app orders")).contains("bob, if it is a worker"));
     eventually("the rest", || (bob.printed().len() >= 5).then_some(()));
     bob.stop();
     assert_eq!(numbers(&world.lines("bob.out")).len(), 5);

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tenure_clock::{Clock, Monotonic, SystemClock, pause_thread};
 
 /// How long an ending demo may take to be gone.
-const END_TIMEOUT: Duration = Duration::from_secs(10);
+const END_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The demo with a directory of its own for temporary files, so that leftovers can be seen.
 fn demo(temporary: &Path, seconds: u32) -> Command {

@@ -116,7 +116,7 @@ pub(super) fn clocks_an_hour_apart_keep_one_leader(world: &World) {
     late.wait_for_log("standing for election");
     right.wait_for_log("standing for election");
     // Several renewals, and two leases.
-    pause_thread(Duration::from_secs(4));
+    pause_thread(Duration::from_secs(8));
     assert_eq!(world.leader().unwrap()["epoch"], 1, "nobody else was elected");
     world.assert_in_order();
     early.signal(Signal::TERM);
@@ -163,7 +163,7 @@ pub(super) fn a_store_that_goes_and_comes_back(world: &World, down: impl FnOnce(
     eventually("the leader steps down", || (!is_alive(command)).then_some(()));
     let written = world.ledger().len();
     // Longer than the lease: nobody leads without the store.
-    pause_thread(Duration::from_secs(3));
+    pause_thread(Duration::from_secs(5));
     assert_eq!(world.ledger().len(), written, "{:#?}", world.ledger());
     up();
     eventually("somebody leads again", || {

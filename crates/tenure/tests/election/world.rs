@@ -10,7 +10,7 @@ use super::candidate::Candidate;
 use crate::site::{Ran, Site, eventually};
 
 /// Short, so that tests are quick; long enough for a busy machine.
-pub(super) const SHORT: &str = "--lease 2s --renew 600ms";
+pub(super) const SHORT: &str = "--lease 4s --renew 1s";
 /// So long that no test waits for it: what happens sooner happened on purpose.
 pub(super) const LONG: &str = "--lease 60s --renew 15s --stop-grace 2s";
 /// The shard of every test.

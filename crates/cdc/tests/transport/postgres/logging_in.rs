@@ -1,6 +1,7 @@
 //! Who gets in, how, and what is said to whom does not.
 
-use super::super::scratch_server::{Authority, PASSWORD, ScratchServer};
+use tenure_scratch_postgres::{Authority, End, PASSWORD, StrictPostgres};
+
 use super::*;
 
 async fn refusal(url: &str) -> Error {
@@ -18,8 +19,9 @@ async fn each_way_to_log_in_works_and_each_refusal_says_what_to_do() {
                host postgres by_scram 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 scram-sha-256\n\
                host all plain 127.0.0.1/32 scram-sha-256\nhost all by_trust 127.0.0.1/32 trust\n\
                local all all scram-sha-256\n";
-    let server = ScratchServer::start(&[("pg_hba.conf", hba)], "max_wal_senders = 3").await;
-    let superuser = server.superuser().await;
+    let settings = ["wal_level=logical", "max_wal_senders=3"];
+    let mut server = StrictPostgres::start(&[("pg_hba.conf", hba)], &settings).await.unwrap();
+    let superuser = server.superuser().await.unwrap();
     superuser
         .batch_execute(
             "SET password_encryption = 'md5'; CREATE ROLE by_md5 LOGIN REPLICATION PASSWORD 'md5-s3cret'; \
@@ -46,8 +48,8 @@ async fn each_way_to_log_in_works_and_each_refusal_says_what_to_do() {
     }
     let by_socket = format!(
         "postgres:///postgres?user=by_scram&password=scram-s3cret&port={}&host={}",
-        server.port,
-        server.folder.display()
+        server.port(),
+        server.folder().display()
     );
     let mut session = connect(&Endpoint::parse(&by_socket).unwrap()).await.unwrap();
     assert_eq!(one(&mut session, "SELECT current_user").await, "by_scram");
@@ -58,7 +60,7 @@ async fn each_way_to_log_in_works_and_each_refusal_says_what_to_do() {
         tells(&error, Kind::Denied, "PGPASSWORD");
         assert_eq!(code(&error), "28P01");
     }
-    let no_password = format!("postgres://by_scram@127.0.0.1:{}/postgres", server.port);
+    let no_password = format!("postgres://by_scram@127.0.0.1:{}/postgres", server.port());
     let address = tenure_backend::Address::parse(&no_password).unwrap();
     let without = connect(&Endpoint::from_address(address, None).unwrap()).await.unwrap_err();
     tells(&without, Kind::Denied, "asks for a password");
@@ -89,30 +91,30 @@ async fn each_way_to_log_in_works_and_each_refusal_says_what_to_do() {
     assert_eq!(code(&error), "53300");
     drop(sessions);
 
-    let port = server.port;
-    drop(server);
+    server.end(End::Immediate).await.unwrap();
+    let port = server.port();
     let gone = refusal(&format!("postgres://postgres@127.0.0.1:{port}/postgres")).await;
     tells(&gone, Kind::Unavailable, "cannot be reached");
 }
 
 #[tokio::test]
 async fn tls_is_verified_and_the_login_is_tied_to_it() {
-    let (ours, theirs) = (Authority::new("ours"), Authority::new("theirs"));
-    let (certificate, key) = (ours.certificate_for("db.test"), ours.key());
-    let server =
-        ScratchServer::start(&[("server.crt", &certificate), ("server.key", &key)], "ssl = on").await;
+    let (ours, theirs) = (Authority::new("ours").unwrap(), Authority::new("theirs").unwrap());
+    let (certificate, key) = (ours.certificate_for("db.test").unwrap(), ours.key());
+    let files = [("server.crt", certificate.as_str()), ("server.key", &key)];
+    let server = StrictPostgres::start(&files, &["wal_level=logical", "ssl=on"]).await.unwrap();
     let at = |host: &str, tail: &str| {
-        format!("postgres://postgres:{PASSWORD}@{host}:{}/postgres?hostaddr=127.0.0.1&{tail}", server.port)
+        format!("postgres://postgres:{PASSWORD}@{host}:{}/postgres?hostaddr=127.0.0.1&{tail}", server.port())
     };
     let full = |host: &str, ca: &str| at(host, &format!("sslmode=verify-full&sslrootcert={ca}"));
-    let (ca, other_ca) = (ours.root_file(), theirs.root_file());
+    let (ca, other_ca) = (ours.root_file().unwrap(), theirs.root_file().unwrap());
     let encrypted = "SELECT ssl::text FROM pg_stat_ssl WHERE pid = pg_backend_pid()";
 
     let url = format!("{}&channel_binding=require", full("db.test", &ca));
     let mut session = connect(&Endpoint::parse(&url).unwrap()).await.unwrap();
     assert_eq!(one(&mut session, encrypted).await, "true");
     // The stream too, both ways at once.
-    let superuser = server.superuser().await;
+    let superuser = server.superuser().await.unwrap();
     superuser
         .batch_execute("CREATE TABLE t (id int PRIMARY KEY, body text); CREATE PUBLICATION p FOR ALL TABLES")
         .await

@@ -1,6 +1,7 @@
 //! A server that is asked to stop does, and nothing of ours holds it up.
 
-use super::super::scratch_server::{PASSWORD, ScratchServer};
+use tenure_scratch_postgres::{End, PASSWORD, StrictPostgres};
+
 use super::*;
 
 /// Answers the server until it goes: confirms what it sent.
@@ -18,23 +19,24 @@ async fn confirm_until_the_end(mut receiver: Receiver, sender: Sender) -> Error 
     }
 }
 
-async fn stop(server: &ScratchServer) -> bool {
-    tokio::task::block_in_place(|| server.stop_fast())
+/// Longer than a shutdown takes that nobody holds up, and shorter than the server's patience with its clients.
+async fn stop(mut server: StrictPostgres) {
+    in_time(server.end(End::Fast)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_stream_does_not_hold_up_a_shutdown() {
-    let server = ScratchServer::start(&[], "").await;
+    let server = StrictPostgres::start(&[], &["wal_level=logical"]).await.unwrap();
     let world = World::at(&server.url("postgres", PASSWORD)).await;
     let (receiver, sender) = world.stream(world.session_with_slot().await).await;
     let reading = tokio::spawn(confirm_until_the_end(receiver, sender));
-    assert!(stop(&server).await);
+    stop(server).await;
     tells(&in_time(reading).await.unwrap(), Kind::Unavailable, "shutting down");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn changes_that_are_confirmed_late_hold_up_a_shutdown_only_until_then() {
-    let server = ScratchServer::start(&[], "").await;
+    let server = StrictPostgres::start(&[], &["wal_level=logical"]).await.unwrap();
     let world = World::at(&server.url("postgres", PASSWORD)).await;
     let (mut receiver, sender) = world.stream(world.session_with_slot().await).await;
     world.insert(1).await;
@@ -53,7 +55,7 @@ async fn changes_that_are_confirmed_late_hold_up_a_shutdown_only_until_then() {
             sender.status(asked, asked, asked, false).await.unwrap();
             confirm_until_the_end(receiver, sender).await
         });
-        assert!(stop(&server).await);
+        stop(server).await;
         reading
     };
     tells(&in_time(stopping).await.unwrap(), Kind::Unavailable, "shutting down");

@@ -13,7 +13,6 @@ use tenure_consumer::{
 use tenure_leases::capacity::{Census, Declared, Heartbeats, WORKER_COUNT};
 use tenure_leases::{Balance, InitialPosition, Settings as LeaseSettings};
 use tokio::sync::SetOnce;
-use tracing::info;
 
 use super::control::{Controls, Gated};
 use super::exec::{self, Exec};
@@ -148,7 +147,6 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
     let controls = Arc::new(controls);
     let settings = consumer_settings(context, args.accept_loss);
     let census = census(context).await?;
-    info!(app = consumer.app, worker, "worker starts");
     let consumer = Consumer::builder(stream, store, &consumer.app, worker)
         .env(context.env.clone())
         .leases(lease_settings(context))
