@@ -31,6 +31,7 @@ mod processor;
 mod progress;
 mod record;
 mod recovery;
+mod retention;
 mod settings;
 mod shard_reader;
 mod shard_task;

@@ -10,7 +10,7 @@ use tenure_stream::ShardId;
 
 use crate::checkpointer::Checkpointer;
 use crate::marks::Marks;
-use crate::opening::Start;
+use crate::opening::{SeekTo, Start};
 use crate::progress::Fetched;
 use crate::record::Delivered;
 use crate::recovery::Recovery;
@@ -110,6 +110,7 @@ pub struct ShardContext {
     pub(crate) stream: Arc<str>,
     pub(crate) holding: Holding,
     pub(crate) checkpointer: Checkpointer,
+    pub(crate) sought: Option<SeekTo>,
     pub(crate) recovery: Recovery,
 }
 
@@ -142,6 +143,12 @@ impl ShardContext {
     #[must_use]
     pub fn parents(&self) -> &[Lease] {
         self.holding.parents()
+    }
+
+    /// Where an operator wanted it read from, if it is begun for that.
+    #[must_use]
+    pub const fn sought(&self) -> Option<&SeekTo> {
+        self.sought.as_ref()
     }
 
     /// Whether records may be processed now.

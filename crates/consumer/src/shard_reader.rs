@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tenure_backend::{Error, Kind, Retry, retry_policy};
 use tenure_clock::{Monotonic, WallTime};
-use tenure_stream::{BYTES_PER_READ, Cursor, Position, Read, SequenceNumber, Stored, Stream};
+use tenure_stream::{BYTES_PER_READ, Cursor, Position, Read, SequenceNumber, Stored};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tracing::{error, info, warn};
 
@@ -21,7 +21,9 @@ use crate::marks::Begun;
 use crate::progress::Fetched;
 use crate::record::{Delivered, Place, PointerKind};
 use crate::recovery::Recovery;
+use crate::retention::{ANSWER_AGE_MAX, ASK_AGAIN_AFTER, CLOCKS_APART_MAX, Kept};
 use crate::stop::Stop;
+use crate::worker::Source;
 
 /// One permit of the budget.
 pub(crate) const PERMIT_BYTES: usize = 1024;
@@ -31,13 +33,8 @@ const RESERVE_MIN: usize = 64 << 10;
 const RECORD_BYTES: usize = size_of::<Delivered>() + 32;
 /// A shard that was idle for so long is looked at again after an eighth of it.
 const IDLE_SHARE: u32 = 8;
-/// How far the clocks of the stream and of whoever reads it may be apart, with the time until a record can be read:
-/// within it of the end of the retention, a record may be there or not.
-const CLOCKS_APART_MAX: Duration = Duration::from_secs(300);
 /// That nothing has come is noted so many times in the time for which the stream keeps records.
 const NOTES_PER_RETENTION: u32 = 8;
-/// How often a stream is asked for its retention when it matters.
-const DESCRIBE_ATTEMPTS_MAX: u32 = 3;
 /// So much of the stream's retention behind, records are about to be lost.
 const BEHIND_ALARM_PERCENT: u32 = 80;
 /// How often that is said.
@@ -59,7 +56,7 @@ pub(crate) enum Item {
 
 /// Reads one shard.
 pub(crate) struct ShardReader {
-    pub(crate) stream: Arc<dyn Stream>,
+    pub(crate) source: Source,
     pub(crate) intake: Intake,
     pub(crate) recovery: Recovery,
     pub(crate) claim_checks: Option<ClaimChecks>,
@@ -86,8 +83,9 @@ struct Reading {
     /// What the next read is expected to take.
     reserve: usize,
     idle_since: Option<Monotonic>,
-    /// How long the stream keeps records, if it says so.
-    retention: Option<Duration>,
+    /// What the stream keeps, if it says so, and when it was asked.
+    kept: Option<Kept>,
+    asked: Monotonic,
     alarmed: Option<Monotonic>,
 }
 
@@ -114,8 +112,8 @@ impl ShardReader {
                 return Ok(());
             }
         }
-        let retention = self.retention().await;
-        if self.intake.is_in_doubt() && is_kept(self.through, began, retention) {
+        let kept = self.kept().await;
+        if self.intake.is_in_doubt() && is_kept(self.through, began, kept) {
             self.intake.nothing_missed();
         }
         let mut reading = Reading {
@@ -127,10 +125,12 @@ impl ShardReader {
             // Nothing is known of this shard: as much as a read may take.
             reserve: BYTES_PER_READ,
             idle_since: None,
-            retention,
+            kept,
+            asked: self.recovery.env.clock.monotonic(),
             alarmed: None,
         };
         loop {
+            self.ask_again(&mut reading).await;
             let Some(permit) = self.reserve(reading.reserve).await else { return Ok(()) };
             self.verify(&mut reading).await?;
             let read = self.read(&mut reading).await?;
@@ -285,7 +285,7 @@ impl ShardReader {
         let shard = &self.recovery.holding.lease().shard;
         let mut failures: u32 = 0;
         loop {
-            match self.stream.cursor(self.recovery.by(), shard, position).await {
+            match self.source.stream.cursor(self.recovery.by(), shard, position).await {
                 Ok(cursor) => return Ok(cursor),
                 Err(error) => self.pause_after(&error, &mut failures).await?,
             }
@@ -297,7 +297,7 @@ impl ShardReader {
         let mut renewed = false;
         loop {
             let limit = self.recovery.settings.records_per_read_max;
-            match self.stream.read(self.recovery.by(), &reading.cursor, limit).await {
+            match self.source.stream.read(self.recovery.by(), &reading.cursor, limit).await {
                 Ok(read) => return Ok(read),
                 Err(error) if error.kind() == Kind::Invalid && !renewed => {
                     // Its place was forgotten, or the stream is another: a new cursor tells.
@@ -372,19 +372,40 @@ impl ShardReader {
         Item::Begun(begun, through)
     }
 
-    /// How long the stream keeps records, if it says so.
-    async fn retention(&self) -> Option<Duration> {
-        for failures in 1..=DESCRIBE_ATTEMPTS_MAX {
-            match self.stream.describe(self.recovery.by()).await {
-                Ok(described) => return Some(described.retention_age),
-                // Only where it decides something is it worth to wait for.
-                Err(error) if self.intake.is_in_doubt() && retry_policy(error.kind()) != Retry::Never => {
-                    self.recovery.env.clock.sleep(self.recovery.pause(failures)).await;
+    /// What the stream keeps, if it says so.
+    async fn kept(&self) -> Option<Kept> {
+        let (clock, retention) = (&*self.recovery.env.clock, &self.source.retention);
+        if !self.intake.is_in_doubt() {
+            return retention.ask_unless_busy(clock, self.recovery.by()).await;
+        }
+        // Here it decides whether the shard stops, and is waited for.
+        let mut failures: u32 = 0;
+        loop {
+            match retention.ask(clock, self.recovery.by()).await {
+                Ok(kept) => return Some(kept),
+                Err(error) if retry_policy(error.kind()) == Retry::Never => {
+                    warn!(error = %error.chain(), "the stream does not say how long it keeps records");
+                    return None;
                 }
-                Err(_) => break,
+                Err(error) => {
+                    failures = failures.saturating_add(1);
+                    warn!(error = %error.chain(), failures, "the stream did not say how long it keeps records; it is asked again");
+                    clock.sleep(self.recovery.pause(failures)).await;
+                }
             }
         }
-        None
+    }
+
+    /// Asks again now and then: it may be another, or nobody could tell at first.
+    async fn ask_again(&self, reading: &mut Reading) {
+        let clock = &*self.recovery.env.clock;
+        let wait = if reading.kept.is_some() { ANSWER_AGE_MAX } else { ASK_AGAIN_AFTER };
+        let now = clock.monotonic();
+        if now.since(reading.asked) >= wait {
+            reading.asked = now;
+            reading.kept =
+                self.source.retention.ask_unless_busy(clock, self.recovery.by()).await.or(reading.kept);
+        }
     }
 
     /// Whoever stood still for as long as records are kept looks for the record that it read last: if that is gone,
@@ -396,7 +417,7 @@ impl ShardReader {
         let now = self.recovery.env.clock.wall();
         // Not twice for one record: a read may answer with that alone.
         let is_new = reading.verified.as_ref() != Some(last);
-        if is_new && reading.retention.is_some() && !is_kept(reading.through, now, reading.retention) {
+        if is_new && reading.kept.is_some() && !is_kept(reading.through, now, reading.kept) {
             let last = last.clone();
             reading.cursor = self.cursor(&Position::At(last.clone())).await?;
             self.intake.expect_again(&last, reading.through);
@@ -408,9 +429,10 @@ impl ShardReader {
     /// Notes now and then that nothing has come, so that the next owner of a shard that is idle for longer than
     /// records are kept does not take the missing record for a loss. `false` if nobody listens any more.
     async fn note_idle(&self, reading: &mut Reading, out: &mpsc::Sender<Item>) -> bool {
-        let Some(retention) = reading.retention.filter(|_| self.is_silent(reading)) else { return true };
+        let Some(kept) = reading.kept.filter(|_| self.is_silent(reading)) else { return true };
         let now = self.recovery.env.clock.wall();
-        let is_due = reading.through.is_none_or(|through| through + retention / NOTES_PER_RETENTION <= now);
+        let is_due =
+            reading.through.is_none_or(|through| through + kept.retention / NOTES_PER_RETENTION <= now);
         // As long as it is open whether something is missing, this would hide it.
         if !is_due || self.intake.is_in_doubt() {
             return true;
@@ -436,8 +458,8 @@ impl ShardReader {
 
     fn watch_behind(&self, reading: &mut Reading, behind: Duration) {
         self.recovery.meters.behind.set(behind.as_secs_f64());
-        let Some(retention) = reading.retention.filter(|kept| behind > *kept * BEHIND_ALARM_PERCENT / 100)
-        else {
+        let retention = reading.kept.map(|kept| kept.retention);
+        let Some(retention) = retention.filter(|kept| behind > *kept * BEHIND_ALARM_PERCENT / 100) else {
             return;
         };
         let now = self.recovery.env.clock.monotonic();
@@ -460,7 +482,7 @@ impl ShardReader {
         if pause > Duration::from_millis(20) {
             clock.sleep(pause).await;
         } else {
-            self.stream.wait(self.recovery.by()).await;
+            self.source.stream.wait(self.recovery.by()).await;
         }
     }
 
@@ -487,12 +509,9 @@ impl ShardReader {
     }
 }
 
-/// Whether everything that arrived since `through` is still there.
-fn is_kept(through: Option<WallTime>, now: WallTime, retention: Option<Duration>) -> bool {
-    match (through, retention) {
-        (Some(through), Some(retention)) => through - CLOCKS_APART_MAX >= now - retention,
-        _ => false,
-    }
+/// Whether it is certain that everything that arrived since `through` is still there.
+fn is_kept(through: Option<WallTime>, now: WallTime, kept: Option<Kept>) -> bool {
+    through.zip(kept).is_some_and(|(through, kept)| kept.all_since(through, now))
 }
 
 fn permits(bytes: usize) -> u32 {

@@ -21,7 +21,7 @@ use std::time::Duration;
 use tenure_backend::{Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, WallTime, within};
 use tenure_leases::{Checkpoint, Ending, Holding};
-use tenure_stream::{HashRange, Stream};
+use tenure_stream::HashRange;
 use tokio::sync::{Mutex, mpsc, watch};
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{Instrument as _, error, info, warn};
@@ -40,6 +40,7 @@ use crate::recovery::{Answer, Recovery, caught, chain, message};
 use crate::shard_reader::{Item, ShardReader};
 use crate::stop::Stop;
 use crate::worker::Site;
+use crate::worker::Source;
 
 /// Throughput is measured over so much time: leases are moved by it, and not often.
 const THROUGHPUT_EVERY: Duration = Duration::from_secs(10);
@@ -47,7 +48,7 @@ const THROUGHPUT_EVERY: Duration = Duration::from_secs(10);
 /// The task of one shard.
 pub(crate) struct ShardTask {
     pub(crate) site: Arc<Site>,
-    pub(crate) stream: Arc<dyn Stream>,
+    pub(crate) source: Source,
     pub(crate) holding: Holding,
     pub(crate) control: watch::Receiver<Control>,
     pub(crate) meters: Meters,
@@ -122,7 +123,7 @@ impl ShardTask {
     }
 
     async fn run_once(&mut self, seek: Option<SeekTo>) -> Over {
-        let run = self.make();
+        let run = self.make(seek.clone());
         self.meters.stopped.set(0.0);
         // A start that hangs loses the lease, as work that hangs does.
         self.holding.progress(true);
@@ -145,7 +146,7 @@ impl ShardTask {
         self.leave(&run, leaving).await
     }
 
-    fn make(&self) -> Run {
+    fn make(&self, sought: Option<SeekTo>) -> Run {
         let site = &self.site;
         let recovery = Recovery {
             env: site.env.clone(),
@@ -156,9 +157,10 @@ impl ShardTask {
         };
         let context = ShardContext {
             app: site.app.clone(),
-            stream: self.stream.name().into(),
+            stream: self.source.stream.name().into(),
             holding: self.holding.clone(),
             checkpointer: Checkpointer::new(self.holding.clone(), self.meters.clone()),
+            sought,
             recovery,
         };
         let made = catch_unwind(AssertUnwindSafe(|| site.factory.make(&context)));
@@ -313,7 +315,7 @@ impl ShardTask {
         let claim_checks =
             site.store.as_ref().map(|store| ClaimChecks { store: store.clone(), env: site.env.clone() });
         let reader = ShardReader {
-            stream: self.stream.clone(),
+            source: self.source.clone(),
             intake: Intake::new(opening, range, settings.on_damaged, settings.accept_loss),
             recovery: run.context.recovery.clone(),
             claim_checks,

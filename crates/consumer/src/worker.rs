@@ -18,6 +18,7 @@ use crate::board::{Board, ShardStatus};
 use crate::meters::Meters;
 use crate::opening::SeekTo;
 use crate::processor::ProcessorFactory;
+use crate::retention::Retention;
 use crate::settings::Settings;
 use crate::shard_reader::PERMIT_BYTES;
 use crate::shard_task::ShardTask;
@@ -32,12 +33,26 @@ pub(crate) struct Site {
     pub(crate) env: Env,
     pub(crate) app: Arc<str>,
     pub(crate) settings: Arc<Settings>,
-    pub(crate) streams: BTreeMap<String, Arc<dyn Stream>>,
+    pub(crate) sources: BTreeMap<String, Source>,
     pub(crate) store: Option<Arc<dyn Store>>,
     pub(crate) dead_letters: Option<DeadLetters>,
     pub(crate) factory: Arc<dyn ProcessorFactory>,
     pub(crate) budget: Arc<Semaphore>,
     pub(crate) board: Board,
+}
+
+/// A stream, and what all its readers share. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Source {
+    pub(crate) stream: Arc<dyn Stream>,
+    pub(crate) retention: Arc<Retention>,
+}
+
+impl Source {
+    fn new(stream: Arc<dyn Stream>) -> Self {
+        let retention = Arc::new(Retention::new(stream.clone()));
+        Self { stream, retention }
+    }
 }
 
 /// Looks at a worker, and tells it what to do with a shard. Cheap to clone.
@@ -75,11 +90,12 @@ impl Worker {
         });
         let budget =
             Arc::new(Semaphore::new((settings.budget_bytes / PERMIT_BYTES).min(Semaphore::MAX_PERMITS)));
-        let streams = streams.into_iter().map(|stream| (stream.name().to_owned(), stream)).collect();
+        let sources =
+            streams.into_iter().map(|stream| (stream.name().to_owned(), Source::new(stream))).collect();
         let settings = Arc::new(settings);
         let board = Board::default();
         Ok(Self {
-            site: Arc::new(Site { env, app, settings, streams, store, dead_letters, factory, budget, board }),
+            site: Arc::new(Site { env, app, settings, sources, store, dead_letters, factory, budget, board }),
         })
     }
 
@@ -105,14 +121,14 @@ impl Worker {
         while let Some(holding) = holdings.recv().await {
             let lease = holding.lease();
             let key = lease.key.clone();
-            let Some(stream) = self.stream_of(&holding) else {
+            let Some(source) = self.source_of(&holding) else {
                 error!(lease = %key, stream = lease.stream.as_deref(), "a lease of a stream that this worker does not read");
                 continue;
             };
-            let span = info_span!("shard", stream = stream.name(), shard = %lease.shard);
+            let span = info_span!("shard", stream = source.stream.name(), shard = %lease.shard);
             let control = self.site.board.take_up(&key);
-            let meters = Meters::new(stream.name(), lease.shard.as_str());
-            let task = ShardTask { site: self.site.clone(), stream, holding, control, meters };
+            let meters = Meters::new(source.stream.name(), lease.shard.as_str());
+            let task = ShardTask { site: self.site.clone(), source, holding, control, meters };
             let before = tasks.0.remove(&key);
             let site = self.site.clone();
             let run = async move {
@@ -135,11 +151,11 @@ impl Worker {
         letters.prepare(by).await.map_err(|error| error.during("make the table of dead letters"))
     }
 
-    fn stream_of(&self, holding: &Holding) -> Option<Arc<dyn Stream>> {
-        let streams = &self.site.streams;
+    fn source_of(&self, holding: &Holding) -> Option<Source> {
+        let sources = &self.site.sources;
         match &holding.lease().stream {
-            Some(name) => streams.get(&**name).cloned(),
-            None => streams.values().next().cloned(),
+            Some(name) => sources.get(&**name).cloned(),
+            None => sources.values().next().cloned(),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tenure_backend::{Error, Result};
+use tenure_backend::{Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic};
 use tenure_consumer::marks::Marks;
 use tenure_consumer::{Batch, Failure, ShardContext, ShardProcessor, ShardState, Start, Stop, WorkerHandle};
@@ -27,6 +27,16 @@ struct Silent {
     clock: Arc<dyn Clock>,
     /// The next so many reads find that their cursor is forgotten.
     forgets: AtomicU32,
+    /// How often it was asked what it is, and how many times from now on it does not say.
+    described: AtomicU32,
+    throttles: AtomicU32,
+    /// The retention that it says, if it was changed: it trims as before.
+    retention_hours: AtomicU32,
+}
+
+/// Whether there was one left of so many.
+fn takes_one(left: &AtomicU32) -> bool {
+    left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
 }
 
 fn long(sequence: &SequenceNumber) -> SequenceNumber {
@@ -49,7 +59,16 @@ impl Stream for Silent {
     }
 
     async fn describe(&self, by: Monotonic) -> Result<Description> {
-        self.inner.describe(by).await
+        self.described.fetch_add(1, Ordering::SeqCst);
+        if takes_one(&self.throttles) {
+            return Err(Error::new(Kind::Throttled, "twenty a second"));
+        }
+        let mut described = self.inner.describe(by).await?;
+        match self.retention_hours.load(Ordering::SeqCst) {
+            0 => {}
+            hours => described.retention_age = HOUR * hours,
+        }
+        Ok(described)
     }
 
     async fn limits(&self, by: Monotonic) -> Result<Limits> {
@@ -77,7 +96,7 @@ impl Stream for Silent {
     }
 
     async fn read(&self, by: Monotonic, cursor: &Cursor, limit: usize) -> Result<Read> {
-        if self.forgets.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok() {
+        if takes_one(&self.forgets) {
             return Err(Error::invalid("the iterator has expired"));
         }
         let asked = cursor;
@@ -124,7 +143,10 @@ impl Stream for Silent {
 async fn silent() -> (World, Arc<Silent>) {
     let mut world = World::new(1).await;
     let inner = Memory::new("silent", world.env.clock.clone()).unwrap();
-    let stream = Arc::new(Silent { inner, clock: world.env.clock.clone(), forgets: AtomicU32::new(0) });
+    let none = || AtomicU32::new(0);
+    let clock = world.env.clock.clone();
+    let (forgets, described, throttles, retention_hours) = (none(), none(), none(), none());
+    let stream = Arc::new(Silent { inner, clock, forgets, described, throttles, retention_hours });
     stream.create(FOREVER, &StreamSpec::with_shards(1)).await.unwrap();
     world.stream = stream.clone();
     (world, stream)
@@ -197,7 +219,7 @@ async fn latest_is_one_place_for_all_who_take_over_before_the_first_checkpoint()
 async fn nothing_is_delivered_before_it_is_stored_where_latest_is() {
     let mut world = World::new(1).await;
     world.row(&ShardId::numbered(0), Checkpoint::Latest).await;
-    world.rows.lock().unwrap().refuse = vec![tenure_backend::Kind::Unavailable; 3];
+    world.rows.lock().unwrap().refuse = vec![Kind::Unavailable; 3];
     world.start_recorder();
     world.grant(0).await;
     world.until("it has tried", || world.rows.lock().unwrap().refuse.len() < 3).await;
@@ -276,6 +298,38 @@ async fn a_shard_that_was_idle_for_longer_than_records_are_kept_has_lost_nothing
     world.start_recorder();
     world.grant(0).await;
     world.logged("c").await;
+}
+
+#[tokio::test]
+async fn how_long_records_are_kept_is_waited_for_where_it_decides() {
+    let (mut world, stream) = silent().await;
+    world.settings.checkpoint_every = Some(Duration::from_millis(50));
+    processed_until_checkpoint(&mut world, "a").await;
+    hours(&world, 40).await;
+    world.kill();
+    stream.throttles.store(10, Ordering::SeqCst);
+    world.put_texts(["b"]).await;
+    world.start_recorder();
+    world.grant(0).await;
+    world.logged("b").await;
+    assert_eq!(stream.throttles.load(Ordering::SeqCst), 0);
+    assert_eq!(state(&world), ShardState::Reading);
+}
+
+#[tokio::test]
+async fn a_longer_retention_does_not_bring_back_what_was_trimmed() {
+    let (mut world, stream) = silent().await;
+    processed_until_checkpoint(&mut world, "a").await;
+    world.end(0, Ending::Handoff).await;
+    world.asked("give 0").await;
+    world.put_texts(["lost"]).await;
+    hours(&world, 30).await;
+    stream.retention_hours.store(168, Ordering::SeqCst);
+    world.put_texts(["b"]).await;
+    world.grant(0).await;
+    assert!(matches!(stopped(&world).await, Stop::Trimmed { .. }));
+    assert!(!world.log.has("b"));
+    assert_eq!(stream.described.load(Ordering::SeqCst), 2, "each reader has the answer of the first");
 }
 
 #[tokio::test]

@@ -8,11 +8,11 @@
 //! | pk `CONTROL#<app>`, sk `<lease>` | `paused` (1), `seekTo` and `seekId` (what is wanted, and which wish), `seekDone` (the wish that was carried out) |
 //!
 //! Workers of `tenure consume` look at the rows every two seconds, and at that of a shard before they begin it, so
-//! that one that is paused is not read at all by its next worker. A seek is first begun and then marked as done:
-//! after a crash between the two it is begun again.
+//! that one that is paused is not read at all by its next worker. A seek is marked as done by whoever begins it: if
+//! the worker dies or the shard moves before that, it is begun by the next.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -42,6 +42,8 @@ pub(super) struct Controls {
     env: Env,
     table: String,
     app: String,
+    /// The seeks that this worker was told of and has not begun.
+    told: Mutex<BTreeMap<LeaseKey, String>>,
 }
 
 /// What is wanted of one shard.
@@ -67,7 +69,8 @@ impl Wish {
 impl Controls {
     /// Beside the leases of an application, in the table of the elections.
     pub(super) fn new(store: Arc<dyn Store>, env: &Env, table: &str, app: &str) -> Self {
-        Self { store, env: env.clone(), table: table.to_owned(), app: app.to_owned() }
+        let told = Mutex::default();
+        Self { store, env: env.clone(), table: table.to_owned(), app: app.to_owned(), told }
     }
 
     fn pk(&self) -> String {
@@ -130,13 +133,18 @@ impl Controls {
                 _ => Ok(()),
             };
             if let Some((id, to)) = &wish.seek {
-                self.begin_seek(by, worker, &shard.lease, id, to).await?;
+                self.tell_seek(by, worker, &shard.lease, id, to).await?;
             }
         }
         Ok(())
     }
 
-    async fn begin_seek(
+    fn told(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, String>> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the worker of a seek, once.
+    async fn tell_seek(
         &self,
         by: Monotonic,
         worker: &WorkerHandle,
@@ -144,18 +152,39 @@ impl Controls {
         id: &str,
         to: &str,
     ) -> Result<()> {
-        match position(to) {
-            Ok(place) => {
-                if worker.seek(lease, place).is_err() {
-                    // It is not this worker's any more.
-                    return Ok(());
-                }
-                tracing::info!(%lease, to, "asked to read from elsewhere");
-            }
-            Err(error) => tracing::warn!(%lease, error, "a seek cannot be understood, and is left out"),
+        if self.told().get(lease).is_some_and(|told| told == id) {
+            return Ok(());
         }
-        let done = Update::new().set("seekDone", id);
-        let wanted = Condition::eq("seekId", id);
+        let place = match position(to) {
+            Ok(place) => place,
+            Err(error) => {
+                tracing::warn!(%lease, error, "a seek cannot be understood, and is left out");
+                return self.seek_is_done(by, lease, id).await;
+            }
+        };
+        // Before the worker hears of it, and may begin it.
+        self.told().insert(lease.clone(), id.to_owned());
+        match worker.seek(lease, place) {
+            Ok(()) => tracing::info!(%lease, to, "asked to read from elsewhere"),
+            // It is not this worker's any more.
+            Err(_) => drop(self.told().remove(lease)),
+        }
+        Ok(())
+    }
+
+    /// A shard is begun, by a seek or otherwise: then a seek that was told of before has come to nothing, and is
+    /// told of again.
+    async fn begun(&self, shard: &ShardContext) -> Result<()> {
+        let lease = &shard.lease().key;
+        let told = self.told().remove(lease);
+        match told.filter(|_| shard.sought().is_some()) {
+            Some(id) => self.seek_is_done(self.env.clock.deadline(CALL_TIMEOUT), lease, &id).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn seek_is_done(&self, by: Monotonic, lease: &LeaseKey, id: &str) -> Result<()> {
+        let (done, wanted) = (Update::new().set("seekDone", id), Condition::eq("seekId", id));
         self.store.update(by, &self.table, self.key(lease), done, wanted).await.map(drop)
     }
 }
@@ -189,7 +218,9 @@ impl ShardProcessor for Gate {
             // If it is gone already, nothing is read either.
             let _ = self.worker.wait().await.pause(lease);
         }
-        self.inner.init(shard).await
+        let start = self.inner.init(shard).await?;
+        self.controls.begun(shard).await?;
+        Ok(start)
     }
 
     async fn process(&mut self, batch: &Batch) -> Result<(), Failure> {
