@@ -36,7 +36,7 @@ fn main() -> ExitCode {
         .iter()
         .map(|symptom| (symptom.name(), report.by_symptom.get(symptom).copied().unwrap_or(0)))
         .collect();
-    if let Some((point, violation)) = &report.first {
+    for (point, violation) in report.firsts.values() {
         eprintln!("first: {point:?}: {} {}", violation.checker.name(), violation.what);
     }
     if json {

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use tenure_backend::{Error, Result};
 
 use crate::state::{
-    ActionId, DownNode, DownPhase, ENTRIES_MAX, InstanceId, Interrupt, NodePhase, Place, SCHEMA_VERSION,
-    Slot, SlotPhase, State, TARGETS_MAX, UpPhase,
+    ADOPTED_MAX, ActionId, DownNode, DownPhase, ENTRIES_MAX, InstanceId, Interrupt, NodePhase, Place,
+    SCHEMA_VERSION, Slot, SlotPhase, State, TARGETS_MAX, UpPhase,
 };
 use crate::table::Name;
 
@@ -61,6 +61,11 @@ pub enum Change {
         /// Workers now.
         workers: i64,
     },
+    /// The number of actions catches up with what was seen: the item was lost.
+    Recount {
+        /// The highest number of an action that was seen.
+        seq: i64,
+    },
     /// Nothing new begins.
     Pause,
     /// New actions may begin.
@@ -108,6 +113,11 @@ pub enum Change {
     TakeOver,
     /// The lease is extended.
     Renew,
+    /// An old writer recorded instances after its scale-up had been adopted.
+    Admit {
+        /// Which.
+        instances: BTreeSet<InstanceId>,
+    },
     /// A slot's instance is known.
     Record {
         /// The slot.
@@ -137,6 +147,11 @@ pub enum Change {
         /// The slots.
         slots: BTreeSet<u32>,
     },
+    /// The instances of these slots may be serving: they are left alone.
+    Keep {
+        /// The slots.
+        slots: BTreeSet<u32>,
+    },
     /// What did not join is ended.
     Abort,
     /// Every slot joined.
@@ -163,6 +178,11 @@ pub enum Change {
         /// Which.
         instance: InstanceId,
     },
+    /// An instance is gone, and an old writer marked it as done before us.
+    NoteDone {
+        /// Which.
+        instance: InstanceId,
+    },
     /// These nodes are being given back.
     Rollback {
         /// Their instances.
@@ -186,6 +206,7 @@ impl Change {
         match self {
             Self::Migrate => Name::Migrate,
             Self::Windows { .. } => Name::Windows,
+            Self::Recount { .. } => Name::Recount,
             Self::Pause => Name::Pause,
             Self::Resume => Name::Resume,
             Self::Interrupt { .. } => Name::Interrupt,
@@ -196,11 +217,13 @@ impl Change {
             Self::Clear => Name::Clear,
             Self::TakeOver => Name::TakeOver,
             Self::Renew => Name::Renew,
+            Self::Admit { .. } => Name::Admit,
             Self::Record { .. } => Name::Record,
             Self::Retarget { .. } => Name::Retarget,
             Self::Join { .. } => Name::Join,
             Self::Reap { .. } => Name::Reap,
             Self::Reaped { .. } => Name::Reaped,
+            Self::Keep { .. } => Name::Keep,
             Self::Abort => Name::Abort,
             Self::CompleteUp(_) => Name::CompleteUp,
             Self::FailUp(_) => Name::FailUp,
@@ -208,6 +231,7 @@ impl Change {
             Self::Drain { .. } => Name::Drain,
             Self::Terminate { .. } => Name::Terminate,
             Self::MarkDone { .. } => Name::MarkDone,
+            Self::NoteDone { .. } => Name::NoteDone,
             Self::Rollback { .. } => Name::Rollback,
             Self::RolledBack { .. } => Name::RolledBack,
             Self::CompleteDown(_) => Name::CompleteDown,
@@ -229,6 +253,7 @@ impl Change {
                 state.idle_since_epoch = Some(*idle_since);
                 state.worker_count = Some(*workers);
             }
+            Self::Recount { seq } => state.action_seq = Some((*seq).max(state.action_seq())),
             Self::Pause => state.paused = Some(true),
             Self::Resume => state.paused = Some(false),
             Self::Interrupt { instance, interrupt } => {
@@ -245,6 +270,8 @@ impl Change {
             Self::BeginUp { action, places, deadline } => {
                 bounded(places.len())?;
                 let fence = state.fence() + 1;
+                // What an old writer cleared of an earlier action, it cleared in part.
+                remove_down(&mut state);
                 begin(&mut state, action, *deadline, stamp);
                 state.up_action_id = Some(action.clone());
                 state.up_started_epoch = Some(stamp.epoch());
@@ -255,6 +282,7 @@ impl Change {
             }
             Self::BeginDown { action, nodes, deadline } => {
                 bounded(nodes.len())?;
+                remove_up(&mut state);
                 begin(&mut state, action, *deadline, stamp);
                 state.down_action_id = Some(action.clone());
                 state.down_started_epoch = Some(stamp.epoch());
@@ -277,6 +305,7 @@ impl Change {
                 state.lock_owner = Some(stamp.owner.clone());
             }
             Self::Renew => {}
+            Self::Admit { instances } => admit(&mut state, instances)?,
             Self::Record { slot, instance } => {
                 let ids = state.up_instance_ids.get_or_insert_default();
                 if ids.contains(instance) {
@@ -315,6 +344,11 @@ impl Change {
                     slot_mut(&mut state, *slot)?.phase = SlotPhase::Reaped;
                 }
             }
+            Self::Keep { slots } => {
+                for slot in slots {
+                    slot_mut(&mut state, *slot)?.phase = SlotPhase::Kept;
+                }
+            }
             Self::Abort => state.up_phase = Some(UpPhase::Aborting),
             Self::CompleteUp(ending)
             | Self::FailUp(ending)
@@ -334,6 +368,12 @@ impl Change {
                 completed.push(instance.clone());
                 node_phase(&mut state, &[instance.clone()].into(), NodePhase::Done)?;
             }
+            Self::NoteDone { instance } => {
+                if !state.down_completed.iter().flatten().any(|other| other == instance) {
+                    return Err(Error::invalid(format!("instance {instance} is not completed")));
+                }
+                node_phase(&mut state, &[instance.clone()].into(), NodePhase::Done)?;
+            }
             Self::Rollback { nodes } => node_phase(&mut state, nodes, NodePhase::Rollback)?,
             Self::RolledBack { nodes } => node_phase(&mut state, nodes, NodePhase::RolledBack)?,
         }
@@ -349,6 +389,13 @@ fn bounded(targets: usize) -> Result<()> {
         return Ok(());
     }
     Err(Error::invalid(format!("an action has {targets} targets: give 1 to {TARGETS_MAX}")))
+}
+
+fn adoptable(targets: usize) -> Result<()> {
+    if targets <= ADOPTED_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("an old writer's action has {targets} targets: at most {ADOPTED_MAX} fit")))
 }
 
 fn planned(place: &Place, fence: i64) -> Slot {
@@ -380,13 +427,11 @@ fn begin(state: &mut State, action: &ActionId, deadline: i64, stamp: &Stamp) {
     state.lock_owner = Some(stamp.owner.clone());
 }
 
-/// An old writer may steal only once `lockUntilEpoch` is past: so it mirrors the action's deadline.
+/// An old writer may steal only once `lockUntilEpoch` is past: so it mirrors the action's deadline, and once
+/// that is near, lies past the next tick.
 fn extend(state: &mut State, stamp: &Stamp) {
-    let until = stamp.now_ms + stamp.lease_ms;
-    state.lease_until_ms = Some(until);
-    let deadline = state.action_deadline_epoch.unwrap_or(0);
-    // Rounded up: the lock covers the lease.
-    state.lock_until_epoch = Some(deadline.max(until.div_euclid(1000) + 1));
+    state.lease_until_ms = Some(stamp.now_ms + stamp.lease_ms);
+    state.lock_until_epoch = state.own_lock();
 }
 
 /// The instances of an old writer have no slots: each that it recorded becomes one.
@@ -395,27 +440,41 @@ fn adopt_up(state: &mut State, deadline: i64, stamp: &Stamp) -> Result<()> {
         return Err(Error::invalid("there is no scale-up to adopt"));
     };
     let mut ids = state.up_instance_ids.take().unwrap_or_default();
-    ids.dedup();
-    if ids.len() > TARGETS_MAX {
-        bounded(ids.len())?;
-    }
+    let mut seen = BTreeSet::new();
+    ids.retain(|id| seen.insert(id.clone()));
+    adoptable(ids.len())?;
     let started = state.up_started_epoch;
     let requested = state.up_requested;
     remove_down(state);
     begin(state, &action, deadline, stamp);
     let fence = state.fence();
-    let nowhere = Place { subnet: String::new(), market: String::new(), template: String::new() };
-    let launched = |id: &InstanceId| Slot {
-        phase: SlotPhase::Launched,
-        instance: Some(id.clone()),
-        ..planned(&nowhere, fence)
-    };
+    let launched = |id: &InstanceId| adopted(id, fence);
     state.up_slots = Some((0..).zip(ids.iter().map(launched)).collect());
     state.up_phase = Some(UpPhase::Verifying);
     state.up_started_epoch = Some(started.unwrap_or_else(|| stamp.epoch()));
     // It asked for at least one: a list that is empty is no success.
     state.up_requested = Some(requested.unwrap_or(0).max(i64::try_from(ids.len()).unwrap_or(0)).max(1));
     state.up_instance_ids = Some(ids);
+    Ok(())
+}
+
+/// Launched by an old writer, nobody knows where.
+fn adopted(id: &InstanceId, fence: i64) -> Slot {
+    let nowhere = Place { subnet: String::new(), market: String::new(), template: String::new() };
+    Slot { phase: SlotPhase::Launched, instance: Some(id.clone()), ..planned(&nowhere, fence) }
+}
+
+fn admit(state: &mut State, instances: &BTreeSet<InstanceId>) -> Result<()> {
+    let fence = state.fence();
+    let slots = state.up_slots.get_or_insert_default();
+    adoptable(slots.len() + instances.len())?;
+    let next = slots.keys().next_back().map_or(0, |last| last + 1);
+    for (number, id) in (next..).zip(instances) {
+        if slots.values().any(|slot| slot.instance.as_ref() == Some(id)) {
+            return Err(Error::invalid(format!("instance {id} has a slot already")));
+        }
+        slots.insert(number, adopted(id, fence));
+    }
     Ok(())
 }
 
@@ -430,9 +489,7 @@ fn adopt_down(
         return Err(Error::invalid("there is no scale-down to adopt"));
     };
     let targets = state.down_targets.clone().unwrap_or_default();
-    if targets.len() > TARGETS_MAX {
-        bounded(targets.len())?;
-    }
+    adoptable(targets.len())?;
     let completed = state.down_completed.clone().unwrap_or_default();
     let started = state.down_started_epoch;
     remove_up(state);

@@ -1,8 +1,9 @@
 //! Carries out what the machine says: reads, looks, writes, calls, in that order.
 //!
 //! # Flow
-//! A tick reads the state, looks at what [`needs`] names, asks [`step`], and carries out the effects until
-//! one fails or is refused; then it begins again with the row as it is, until there is nothing to do.
+//! A tick reads the state, looks at what [`needs`] names, asks [`step`], and carries out the effects. After a
+//! write that was refused it begins again with the row as it is; a call that failed is told, and the others
+//! are made all the same. So it goes on until there is nothing to do.
 //!
 //! # Guarantees
 //! Every effect can be repeated, and a plan is stored before its first effect: a tick may die anywhere, and
@@ -23,7 +24,7 @@ use tracing::{info, warn};
 use crate::change::Change;
 use crate::log::Event;
 use crate::machine::{Effect, Manner, Needs, Now, Step, needs, step};
-use crate::observation::{Answer, Observation, tags};
+use crate::observation::{Answer, Observation, Readings, tags};
 use crate::policy::{Policy, Readiness, millis, seconds};
 use crate::ports::{Cloud, Cluster, Ended, Evicted, Launch, Metrics, Patched};
 use crate::rows::{self, decode, state_key};
@@ -35,6 +36,9 @@ use crate::table::{self, Name};
 const ROUNDS_MAX: u32 = 500;
 /// After this many refusals in one tick somebody else is at work: the next tick looks again.
 const REFUSALS_MAX: u32 = 5;
+/// After this many calls of one tick that nobody answered, the next tick tries again: each may have taken its
+/// whole time. Calls that were refused are not counted: they are answered at once.
+const UNANSWERED_MAX: u32 = 3;
 /// Most writes that a person's command tries before it gives up: each lost race is a write of another's.
 const ATTEMPTS_MAX: u32 = 10;
 
@@ -137,6 +141,8 @@ pub struct Tick {
     pub writes: Vec<Name>,
     /// Why, and what it waits for.
     pub reasons: Vec<String>,
+    /// Calls that failed, each with its reason. The next tick makes them again.
+    pub failures: Vec<String>,
 }
 
 /// Carries actions on.
@@ -220,14 +226,16 @@ impl Executor {
     /// right now.
     ///
     /// # Errors
-    /// Of the first call that failed. What was done is recorded; the next tick goes on.
+    /// If the state could not be read or written, or the cluster not be looked at. What was done is recorded;
+    /// the next tick goes on. Other calls that failed are in [`Tick::failures`].
     ///
     /// # Cancel safety
     /// May be dropped anywhere; it is then as if the process had died there.
     pub async fn tick(&mut self) -> Result<Tick> {
         let mut writes = Vec::new();
         let mut answers = Vec::new();
-        let mut refusals = 0;
+        let (mut refusals, mut unanswered) = (0, 0);
+        let mut failures = Vec::new();
         let (mut state, mut seen) = self.begin_tick().await?;
         for _ in 0..ROUNDS_MAX {
             let mut observation = match seen.take() {
@@ -240,21 +248,39 @@ impl Executor {
             observation.answers = answers.clone();
             let Step { effects, reasons } = step(&state, &observation, &self.policy, &self.now());
             if effects.is_empty() {
-                return Ok(Tick { state, writes, reasons });
+                return Ok(Tick { state, writes, reasons, failures });
             }
             for effect in effects {
                 let flow = match effect {
                     Effect::Write(change) => {
                         self.write(&mut state, &change, &reasons, &mut writes, &mut refusals).await?
                     }
-                    call => self.call(&state, call, &mut answers).await?,
+                    call => {
+                        let what = call.what();
+                        match self.call(&state, call, &mut answers).await {
+                            Ok(flow) => flow,
+                            Err(error) => {
+                                let is_answer = matches!(error.kind(), Kind::Denied | Kind::Invalid);
+                                unanswered += u32::from(!is_answer);
+                                let why = error.chain();
+                                warn!(error = why, call = what, "a call failed; the others go on");
+                                failures.push(format!("{what}: {why}"));
+                                answers.push(Answer::Failed { what, why });
+                                Flow::Next
+                            }
+                        }
+                    }
                 };
+                if unanswered >= UNANSWERED_MAX {
+                    return Ok(Tick { state, writes, reasons, failures });
+                }
                 if matches!(flow, Flow::Again) {
                     break;
                 }
             }
             if refusals >= REFUSALS_MAX {
-                return Ok(Tick { state, writes, reasons: vec!["another executor is at work".to_owned()] });
+                let reasons = vec!["another executor is at work".to_owned()];
+                return Ok(Tick { state, writes, reasons, failures });
             }
         }
         Err(Error::invalid(format!(
@@ -348,16 +374,9 @@ impl Executor {
                 .map_err(|error| error.during("list the instances"))?;
             seen.nodes =
                 self.ports.cluster.nodes(self.by()).await.map_err(|error| error.during("list the nodes"))?;
+            self.ask_for_unlisted(&mut seen).await?;
             if self.policy.readiness == Readiness::Prometheus {
-                let ready = self
-                    .ports
-                    .metrics
-                    .ready_nodes(self.by())
-                    .await
-                    .map_err(|error| error.during("ask which nodes are ready"))?;
-                for node in &mut seen.nodes {
-                    node.ready = ready.contains(&node.name);
-                }
+                seen.readings = self.readings(&seen).await;
             }
         }
         if wanted.pods {
@@ -375,6 +394,30 @@ impl Executor {
             }
         }
         Ok(seen)
+    }
+
+    /// Workers that an old writer launched lack the cluster's tag: their nodes name them.
+    async fn ask_for_unlisted(&self, seen: &mut Observation) -> Result<()> {
+        let unlisted = seen.unlisted();
+        if unlisted.is_empty() {
+            return Ok(());
+        }
+        let found = self.ports.cloud.instances(self.by(), &unlisted).await;
+        let found = found.map_err(|error| error.during("list the instances that nodes name"))?;
+        seen.instances.extend(found.into_iter().filter(|instance| unlisted.contains(&instance.id)));
+        Ok(())
+    }
+
+    /// Without an answer, or with one that knows no node, it is unknown which are ready.
+    async fn readings(&self, seen: &Observation) -> Readings {
+        match self.ports.metrics.ready_nodes(self.by()).await {
+            Ok(ready) if ready.is_empty() && !seen.nodes.is_empty() => Readings::Unknown,
+            Ok(ready) => Readings::Ready(ready),
+            Err(error) => {
+                warn!(error = %error.chain(), "which nodes are ready is unknown");
+                Readings::Unknown
+            }
+        }
     }
 
     // === writing ===
@@ -464,61 +507,40 @@ impl Executor {
                         warn!(error = %error.chain(), slot, "a launch was refused");
                         Answer::LaunchRefused { slot, attempt, why: error.chain() }
                     }
-                    Err(error) => return Err(error.during(format!("launch an instance for slot {slot}"))),
+                    Err(error) => return Err(error),
                 };
                 answers.push(answer);
             }
-            Effect::Terminate(id) => {
-                let ended = cloud
-                    .terminate(by, &id)
-                    .await
-                    .map_err(|error| error.during(format!("end instance {id}")))?;
-                answers.push(match ended {
-                    Ended::Accepted => Answer::Terminated(id),
-                    Ended::NotFound => Answer::NotFound(id),
-                });
+            Effect::Terminate(id) => answers.push(match cloud.terminate(by, &id).await? {
+                Ended::Accepted => Answer::Terminated(id),
+                Ended::NotFound => Answer::NotFound(id),
+            }),
+            Effect::Enlist(instance) => {
+                cloud.tag(by, &instance, tags::CLUSTER, &self.policy.cluster).await?;
+                answers.push(Answer::Enlisted(instance));
             }
             Effect::Commit { instance, action } => {
-                cloud
-                    .tag(by, &instance, tags::COMMITTED, action.as_str())
-                    .await
-                    .map_err(|error| error.during(format!("tag instance {instance} as committed")))?;
+                cloud.tag(by, &instance, tags::COMMITTED, action.as_str()).await?;
                 answers.push(Answer::Committed(instance));
             }
             Effect::Suspect { instance, epoch } => {
-                cloud
-                    .tag(by, &instance, tags::SUSPECT, &epoch.to_string())
-                    .await
-                    .map_err(|error| error.during(format!("tag instance {instance} as a suspect")))?;
+                cloud.tag(by, &instance, tags::SUSPECT, &epoch.to_string()).await?;
                 answers.push(Answer::Suspected(instance));
             }
             Effect::Untaint { node, version } => {
-                let patched = cluster
-                    .untaint(by, &node, &version)
-                    .await
-                    .map_err(|error| error.during(format!("remove the start-up taint of node {node}")))?;
-                if patched == Patched::Done {
+                if cluster.untaint(by, &node, &version).await? == Patched::Done {
                     answers.push(Answer::Untainted(node));
                 }
             }
             Effect::Cordon { node, version, mark } => {
                 let version = self.version_to_change(&node, version).await?;
-                cluster
-                    .cordon(by, &node, &version, &mark)
-                    .await
-                    .map_err(|error| error.during(format!("cordon node {node}")))?;
+                cluster.cordon(by, &node, &version, &mark).await?;
             }
             Effect::Release { node, version, action, uncordon } => {
-                cluster
-                    .release(by, &node, &version, &action, uncordon)
-                    .await
-                    .map_err(|error| error.during(format!("give node {node} back")))?;
+                cluster.release(by, &node, &version, &action, uncordon).await?;
             }
             Effect::Evict { namespace, name, uid, manner } => {
-                let evicted = cluster
-                    .evict(by, &namespace, &name, &uid, manner)
-                    .await
-                    .map_err(|error| error.during(format!("evict pod {namespace}/{name}")))?;
+                let evicted = cluster.evict(by, &namespace, &name, &uid, manner).await?;
                 answers.push(match (evicted, manner) {
                     (Evicted::Blocked(why), _) => Answer::Blocked { uid, why },
                     (_, Manner::DryRun) => Answer::Evictable(uid),

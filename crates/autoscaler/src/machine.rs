@@ -2,7 +2,8 @@
 //!
 //! Everything is derived from the state item and from what was just seen, so any executor can go on where
 //! another died. A step answers with a few effects: first conditional writes, then calls. Whoever carries
-//! them out stops at the first that fails, and asks again with what is there then.
+//! them out stops at the first write that fails, and asks again with what is there then. The calls of one
+//! step do not depend on each other: one that fails is told as an answer, and keeps no other from being made.
 
 mod decide;
 mod down;
@@ -16,8 +17,11 @@ use md5::{Digest, Md5};
 use crate::change::{Change, Stamp};
 use crate::observation::{Answer, CordonMark, LaunchOrder, Observation};
 use crate::policy::{Policy, millis, seconds};
-use crate::state::{Action, ActionId, InstanceId, Legacy, Slot, SlotPhase, State, Up, UpPhase};
+use crate::state::{ADOPTED_MAX, Action, ActionId, InstanceId, Legacy, Slot, SlotPhase, State, Up, UpPhase};
 use crate::table::LEGACY_OVER_SECONDS;
+
+/// Once the lock is ahead by less, it is extended: the next tick may come a minute or two later.
+const LOCK_LEFT_MIN_SECONDS: i64 = 120;
 
 /// The moment, and who asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +73,8 @@ pub enum Effect {
     Launch(LaunchOrder),
     /// End an instance.
     Terminate(InstanceId),
+    /// Tag an instance as one of the cluster: an old writer's lacks that.
+    Enlist(InstanceId),
     /// Tag an instance as committed by the action.
     Commit {
         /// Which.
@@ -123,6 +129,41 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// What it is about, for people, and to know it again when it failed.
+    #[must_use]
+    pub fn what(&self) -> String {
+        match self {
+            Self::Write(change) => format!("write `{}`", change.name().row().title),
+            Self::Launch(order) => launch_of(order.slot, order.attempt),
+            Self::Terminate(id) => format!("end instance {id}"),
+            Self::Enlist(id) => format!("tag instance {id} as the cluster's"),
+            Self::Commit { instance, .. } => format!("tag instance {instance} as committed"),
+            Self::Suspect { instance, .. } => format!("tag instance {instance} as a suspect"),
+            Self::Untaint { node, .. } => format!("remove the start-up taint of node {node}"),
+            Self::Cordon { node, .. } => format!("cordon node {node}"),
+            Self::Release { node, .. } => format!("give node {node} back"),
+            Self::Evict { namespace, name, uid, manner } => {
+                format!("{} pod {namespace}/{name} ({uid})", manner.verb())
+            }
+        }
+    }
+}
+
+fn launch_of(slot: u32, attempt: u32) -> String {
+    format!("launch an instance for slot {slot} (attempt {attempt})")
+}
+
+impl Manner {
+    const fn verb(self) -> &'static str {
+        match self {
+            Self::DryRun => "ask for the eviction of",
+            Self::Evict => "evict",
+            Self::Force => "delete",
+        }
+    }
+}
+
 /// What to do, and why.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Step {
@@ -167,7 +208,9 @@ pub fn needs(state: &State, answers: &[Answer], now: &Now, policy: &Policy) -> N
     }
     match state.action() {
         None => Needs::ALL,
-        Some(Action::Legacy(Legacy::Down(_))) if legacy_is_over(state, now, policy) => machines,
+        Some(Action::Legacy(legacy @ Legacy::Down(_))) if legacy_is_over(state, legacy, now, policy) => {
+            machines
+        }
         Some(Action::Legacy(_)) => Needs::default(),
         Some(_) if state.lock_owner.as_deref() != Some(&now.owner) => Needs::default(),
         Some(Action::Up(up)) if is_launching(state, &up, answers, now) => Needs::default(),
@@ -189,6 +232,11 @@ pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now
     };
     if state.lock_owner.as_deref() != Some(&now.owner) {
         let owner = state.lock_owner.as_deref().unwrap_or("nobody");
+        // An old writer took the lock over our action. It may be about to write what it does.
+        let lock_limit = (now.ms - millis(policy.skew)).div_euclid(1000);
+        if state.lock_owner.is_some() && state.old_lock().is_some_and(|until| until >= lock_limit) {
+            return Step::because(format!("{owner}, an old writer, holds the lock"));
+        }
         return match state.lease_until_ms {
             Some(until) if until >= now.ms - millis(policy.skew) => {
                 Step::because(format!("{owner} carries the action on"))
@@ -215,31 +263,55 @@ pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now
 }
 
 fn idle(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
+    let seen = garbage::highest_number(observation);
+    if seen > state.action_seq() {
+        return Step::write(
+            Change::Recount { seq: seen },
+            format!(
+                "an action {seen} left its mark, and the item knows of {}: it was lost",
+                state.action_seq()
+            ),
+        );
+    }
     let mut step = decide::decide(state, observation, policy, now);
     let begins =
         |effect: &Effect| matches!(effect, Effect::Write(Change::BeginUp { .. } | Change::BeginDown { .. }));
     if !step.effects.iter().any(begins) {
         garbage::collect(state, observation, policy, now, &mut step);
+        step.effects.retain(|effect| !observation.failed(&effect.what()));
     }
     step
 }
 
-fn legacy_is_over(state: &State, now: &Now, policy: &Policy) -> bool {
-    let long_ago = now.epoch() - LEGACY_OVER_SECONDS;
-    let began_before = |epoch: Option<i64>| epoch.is_some_and(|epoch| epoch < long_ago);
+/// Judged by what the old writer wrote, never by what is left of ours: its lock is past, or its action began
+/// long ago, or it left neither.
+fn legacy_is_over(state: &State, legacy: Legacy<'_>, now: &Now, policy: &Policy) -> bool {
+    let began = match legacy {
+        Legacy::Up(_) => state.up_started_epoch,
+        Legacy::Down(_) => state.down_started_epoch,
+        Legacy::Nameless => None,
+    };
+    let lock = state.old_lock();
     let lock_limit = (now.ms - millis(policy.skew)).div_euclid(1000);
-    let nothing = state.lock_until_epoch.is_none()
-        && state.up_started_epoch.is_none()
-        && state.down_started_epoch.is_none();
-    state.lock_until_epoch.is_some_and(|until| until < lock_limit)
-        || began_before(state.up_started_epoch)
-        || began_before(state.down_started_epoch)
-        || nothing
+    lock.is_some_and(|until| until < lock_limit)
+        || began.is_some_and(|epoch| epoch < now.epoch() - LEGACY_OVER_SECONDS)
+        || (lock.is_none() && began.is_none())
 }
 
 fn adopt(state: &State, legacy: Legacy<'_>, observation: &Observation, policy: &Policy, now: &Now) -> Step {
-    if !legacy_is_over(state, now, policy) {
+    if !legacy_is_over(state, legacy, now, policy) {
         return Step::because("an old writer's action is under way");
+    }
+    let targets = match legacy {
+        Legacy::Up(_) => state.up_instance_ids.as_ref(),
+        Legacy::Down(_) => state.down_targets.as_ref(),
+        Legacy::Nameless => None,
+    };
+    if let Some(targets) = targets.filter(|targets| targets.len() > ADOPTED_MAX) {
+        return Step::because(format!(
+            "an old writer's action names {} instances, at most {ADOPTED_MAX} are adopted: shorten its list by hand; nothing scales until then",
+            targets.len()
+        ));
     }
     match legacy {
         Legacy::Nameless => Step::write(Change::Clear, "an old writer left its flag and no action"),
@@ -248,12 +320,9 @@ fn adopt(state: &State, legacy: Legacy<'_>, observation: &Observation, policy: &
             format!("an old writer left scale-up {id}"),
         ),
         Legacy::Down(id) => {
-            let nodes = observation
-                .nodes_by_instance()
-                .into_iter()
-                .map(|(instance, node)| (instance.clone(), node.name.clone()))
-                .filter(|(instance, _)| state.down_targets.iter().flatten().any(|target| target == instance))
-                .collect();
+            let matches = observation.matches();
+            let named = |id: &InstanceId| Some((id.clone(), matches.node_of(id)?.name.clone()));
+            let nodes = state.down_targets.iter().flatten().filter_map(named).collect();
             Step::write(
                 Change::AdoptDown { nodes, deadline: now.epoch() + seconds(policy.drain_timeout) },
                 format!("an old writer left scale-down {id}"),
@@ -280,7 +349,9 @@ fn is_late(state: &State, now: &Now) -> bool {
 /// The first planned slot whose attempt has not been answered in this tick.
 fn next_launch<'a>(slots: &'a BTreeMap<u32, Slot>, answers: &[Answer]) -> Option<(u32, &'a Slot)> {
     let answered = |number: u32, attempt: u32| {
+        let failed = launch_of(number, attempt);
         answers.iter().any(|answer| match answer {
+            Answer::Failed { what, .. } => *what == failed,
             Answer::Launched { slot, attempt: tried, .. }
             | Answer::NoCapacity { slot, attempt: tried, .. }
             | Answer::LaunchRefused { slot, attempt: tried, .. } => *slot == number && *tried == attempt,
@@ -317,13 +388,21 @@ impl Course<'_> {
         }
     }
 
+    /// Adds a call, unless it failed in this tick: the next one tries again.
     fn call(&mut self, effect: Effect) {
-        self.calls.push(effect);
+        if !self.failed(&effect) {
+            self.calls.push(effect);
+        }
+    }
+
+    fn failed(&self, effect: &Effect) -> bool {
+        self.observation.failed(&effect.what())
     }
 
     /// Ends an instance, unless it was told so in this tick.
     fn terminate(&mut self, id: &InstanceId) {
-        if !self.answered(&Answer::Terminated(id.clone())) {
+        let told = [Answer::Terminated(id.clone()), Answer::NotFound(id.clone())];
+        if !told.iter().any(|answer| self.answered(answer)) {
             self.call(Effect::Terminate(id.clone()));
         }
     }
@@ -337,8 +416,12 @@ impl Course<'_> {
     }
 
     /// Between reading a node and changing it lies a fenced write, and no call is made on the last of a
-    /// lease.
+    /// lease. Even while there is nothing to do, the lock stays ahead of old writers.
     fn finish(mut self) -> Step {
+        let lock_left = self.state.lock_until_epoch.unwrap_or(0) - self.now.epoch();
+        if self.changes.is_empty() && self.state.action().is_some() && lock_left < LOCK_LEFT_MIN_SECONDS {
+            self.changes.push(Change::Renew);
+        }
         let changes_node = |call: &Effect| matches!(call, Effect::Cordon { .. } | Effect::Release { .. });
         let short = self.now.lease_left_ms < self.stamp.lease_ms / 2;
         if self.changes.is_empty() && !self.calls.is_empty() && (short || self.calls.iter().any(changes_node))

@@ -1,5 +1,6 @@
 //! What was seen of the world, as values; no SDK's types.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::state::{ActionId, InstanceId, Place};
@@ -165,6 +166,15 @@ pub struct Node {
     pub allocatable: Resources,
 }
 
+impl Node {
+    /// The instance that it says it is.
+    #[must_use]
+    pub fn claimed_instance(&self) -> Option<&str> {
+        let by_provider = self.provider_id.as_deref().and_then(instance_of_provider_id);
+        by_provider.or_else(|| self.instance_label.as_ref().map(InstanceId::as_str))
+    }
+}
+
 /// Who brings a pod back when it is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodOwner {
@@ -252,6 +262,8 @@ pub enum Answer {
     Terminated(InstanceId),
     /// An instance was told to end and is not known.
     NotFound(InstanceId),
+    /// An instance was tagged as one of the cluster.
+    Enlisted(InstanceId),
     /// An instance was tagged as committed.
     Committed(InstanceId),
     /// An instance was tagged as a suspect.
@@ -269,6 +281,25 @@ pub enum Answer {
     },
     /// A dry run says that a pod may be evicted, by its uid.
     Evictable(String),
+    /// A call failed. It is not made again in this tick; what does not depend on it goes on.
+    Failed {
+        /// The call, as [`Effect::what`](crate::Effect::what) tells it.
+        what: String,
+        /// Why.
+        why: String,
+    },
+}
+
+/// What a readiness query of the metrics said.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Readings {
+    /// It was not asked: the Node's Ready condition counts.
+    #[default]
+    NotAsked,
+    /// It failed, or knew no node at all. Unknown is not none.
+    Unknown,
+    /// These nodes are ready, by name.
+    Ready(BTreeSet<String>),
 }
 
 /// What was seen.
@@ -284,43 +315,68 @@ pub struct Observation {
     pub loads: Option<BTreeMap<String, Load>>,
     /// How many workers the stream's lag asks for, if it is known.
     pub wanted_by_lag: Option<u32>,
+    /// Which nodes are ready, if the metrics are asked for it.
+    pub readings: Readings,
     /// What calls of this tick answered.
     pub answers: Vec<Answer>,
 }
 
 impl Observation {
-    /// Which node each instance is: by provider id, else by label, else by address of a node that is not
-    /// older than the instance.
+    /// Which node belongs to which instance: by provider id, else by label, else by address of a node that
+    /// is not older than the instance.
     #[must_use]
-    pub fn nodes_by_instance(&self) -> BTreeMap<&InstanceId, &Node> {
-        let by_id: BTreeMap<&str, &Instance> =
-            self.instances.iter().map(|instance| (instance.id.as_str(), instance)).collect();
+    pub fn matches(&self) -> Matches<'_> {
+        let known: BTreeSet<&str> = self.instances.iter().map(|instance| instance.id.as_str()).collect();
         let by_ip: BTreeMap<&str, &Instance> = self
             .instances
             .iter()
             .filter(|instance| instance.is_live())
             .filter_map(|instance| Some((instance.private_ip.as_deref()?, instance)))
             .collect();
-        let mut found = BTreeMap::new();
+        let mut found = Matches { by_instance: BTreeMap::new(), strangers: Vec::new() };
         for node in &self.nodes {
-            let named = node
-                .provider_id
-                .as_deref()
-                .and_then(instance_of_provider_id)
-                .or_else(|| node.instance_label.as_ref().map(InstanceId::as_str));
-            let instance = match named {
-                Some(id) => by_id.get(id).copied(),
-                None => node
-                    .internal_ip
-                    .as_deref()
-                    .and_then(|ip| by_ip.get(ip).copied())
-                    .filter(|instance| node.created_epoch >= instance.launched_epoch),
+            let by_address = || {
+                let instance = by_ip.get(node.internal_ip.as_deref()?).copied()?;
+                (node.created_epoch >= instance.launched_epoch).then_some(instance.id.as_str())
             };
-            if let Some(instance) = instance {
-                found.insert(&instance.id, node);
+            let id = node.claimed_instance().or_else(by_address);
+            if let Some(id) = id {
+                found.by_instance.entry(id).or_default().push(node);
+            }
+            if id.is_none_or(|id| !known.contains(id)) && !node.control_plane {
+                found.strangers.push(node);
             }
         }
+        // A machine that registered again under another name may have left its old node behind.
+        for nodes in found.by_instance.values_mut() {
+            nodes.sort_by_key(|node| Reverse((node.ready, node.created_epoch)));
+        }
         found
+    }
+
+    /// Whether that call failed in this tick.
+    #[must_use]
+    pub fn failed(&self, call: &str) -> bool {
+        self.answers.iter().any(|answer| matches!(answer, Answer::Failed { what, .. } if what == call))
+    }
+
+    /// Whether a node is ready, by what the policy asks; `None` if nobody knows.
+    #[must_use]
+    pub fn is_ready(&self, node: &Node) -> Option<bool> {
+        match &self.readings {
+            Readings::NotAsked => Some(node.ready),
+            Readings::Unknown => None,
+            Readings::Ready(names) => Some(names.contains(&node.name)),
+        }
+    }
+
+    /// Instances that nodes name and that were not listed: an old writer's workers lack the cluster's tag.
+    #[must_use]
+    pub fn unlisted(&self) -> Vec<InstanceId> {
+        let known: BTreeSet<&str> = self.instances.iter().map(|instance| instance.id.as_str()).collect();
+        let claimed = self.nodes.iter().filter(|node| !node.control_plane).filter_map(Node::claimed_instance);
+        let ids: BTreeSet<&str> = claimed.filter(|id| !known.contains(id)).collect();
+        ids.into_iter().map(InstanceId::from).collect()
     }
 
     /// The instance of that id.
@@ -344,15 +400,42 @@ impl Observation {
     /// Workers that are there or are coming: live instances that are no control plane.
     #[must_use]
     pub fn workers(&self) -> BTreeSet<&InstanceId> {
-        let nodes = self.nodes_by_instance();
+        let matches = self.matches();
         let is_worker =
-            |instance: &&Instance| !nodes.get(&instance.id).is_some_and(|node| node.control_plane);
+            |instance: &&Instance| !matches.node_of(&instance.id).is_some_and(|node| node.control_plane);
         self.instances
             .iter()
             .filter(|instance| instance.is_live())
             .filter(is_worker)
             .map(|instance| &instance.id)
             .collect()
+    }
+}
+
+/// Which node belongs to which instance, as far as can be told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Matches<'a> {
+    by_instance: BTreeMap<&'a str, Vec<&'a Node>>,
+    /// Nodes, of the control plane apart, that belong to no instance that was listed.
+    pub strangers: Vec<&'a Node>,
+}
+
+impl<'a> Matches<'a> {
+    /// The instance's node; of several, the one that is Ready, then the newest.
+    #[must_use]
+    pub fn node_of(&self, id: &InstanceId) -> Option<&'a Node> {
+        self.nodes_of(id).first().copied()
+    }
+
+    /// All nodes that say that they are the instance's.
+    #[must_use]
+    pub fn nodes_of(&self, id: &InstanceId) -> &[&'a Node] {
+        self.by_instance.get(id.as_str()).map_or(&[], Vec::as_slice)
+    }
+
+    /// Strangers that take pods: any of them may be the node of an instance that seems to have none.
+    pub fn serving_strangers(&self) -> impl Iterator<Item = &'a Node> {
+        self.strangers.iter().copied().filter(|node| !node.startup_taint)
     }
 }
 
@@ -436,11 +519,48 @@ mod tests {
             ],
             ..Observation::default()
         };
-        let found: Vec<_> = observation
-            .nodes_by_instance()
-            .into_iter()
-            .map(|(id, node)| (id.as_str(), node.name.as_str()))
-            .collect();
-        assert_eq!(found, [("i-1", "one"), ("i-2", "two"), ("i-3", "three")]);
+        let matches = observation.matches();
+        let name_of = |id: &str| matches.node_of(&id.into()).map(|node| node.name.as_str());
+        assert_eq!(
+            ["i-1", "i-2", "i-3", "i-4"].map(name_of),
+            [Some("one"), Some("two"), Some("three"), None]
+        );
+        let strangers: Vec<_> = matches.strangers.iter().map(|node| node.name.as_str()).collect();
+        assert_eq!(strangers, ["four"]);
+    }
+
+    #[test]
+    fn of_two_nodes_of_one_machine_the_ready_one_counts_and_both_are_known() {
+        let mut old = node("old", Some("aws:///z/i-1"), None, "10.0.0.1");
+        old.ready = false;
+        let observation = Observation {
+            instances: vec![instance("i-1", "10.0.0.1", 50, InstanceState::Running)],
+            nodes: vec![node("new", Some("aws:///z/i-1"), None, "10.0.0.1"), old],
+            ..Observation::default()
+        };
+        let matches = observation.matches();
+        assert_eq!(matches.node_of(&"i-1".into()).map(|node| node.name.as_str()), Some("new"));
+        assert_eq!(matches.nodes_of(&"i-1".into()).len(), 2);
+    }
+
+    #[test]
+    fn a_node_whose_instance_is_not_listed_is_a_stranger_and_asked_for() {
+        let observation = Observation {
+            nodes: vec![node("one", Some("aws:///z/i-1"), None, "10.0.0.1")],
+            ..Observation::default()
+        };
+        assert_eq!(observation.unlisted(), ["i-1".into()]);
+        let matches = observation.matches();
+        assert_eq!(matches.strangers.len(), 1);
+        assert!(matches.node_of(&"i-1".into()).is_some());
+    }
+
+    #[test]
+    fn unknown_readiness_is_not_none() {
+        let one = node("one", None, None, "10.0.0.1");
+        let ready = |readings| Observation { readings, ..Observation::default() }.is_ready(&one);
+        assert_eq!(ready(Readings::NotAsked), Some(true));
+        assert_eq!(ready(Readings::Unknown), None);
+        assert_eq!(ready(Readings::Ready(BTreeSet::new())), Some(false));
     }
 }

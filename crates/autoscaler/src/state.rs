@@ -10,6 +10,11 @@ use std::fmt;
 
 /// Most slots or nodes in one action: the item stays far below 400 KB.
 pub const TARGETS_MAX: usize = 50;
+/// Most instances of an old writer's list that are adopted: theirs knew no such bound as ours. A slot takes
+/// less than 150 bytes.
+pub const ADOPTED_MAX: usize = 1000;
+/// How long after the lease ends an old writer still finds the lock ahead: longer than two ticks are apart.
+pub const LOCK_GAP_SECONDS: i64 = 300;
 /// Most entries that the inbox of interruptions and the list of nodes to leave alone may keep.
 pub const ENTRIES_MAX: usize = 100;
 /// The form of the item that this crate writes.
@@ -123,6 +128,15 @@ phases! {
         Reaping = "REAPING",
         /// It is gone.
         Reaped = "REAPED",
+        /// It may be serving and is left alone.
+        Kept = "KEPT",
+    }
+}
+impl SlotPhase {
+    /// Whether nothing more happens to the slot.
+    #[must_use]
+    pub const fn is_end(self) -> bool {
+        matches!(self, Self::Joined | Self::Reaped | Self::Kept)
     }
 }
 phases! {
@@ -350,6 +364,20 @@ impl State {
             Action::Legacy(Legacy::Up(id) | Legacy::Down(id)) => Some(id),
             Action::Legacy(Legacy::Nameless) => None,
         }
+    }
+
+    /// What our own writes put into `lockUntilEpoch`: the action's deadline, or past the next tick.
+    #[must_use]
+    pub fn own_lock(&self) -> Option<i64> {
+        let lease = self.lease_until_ms?.div_euclid(1000) + 1;
+        Some(self.action_deadline_epoch.unwrap_or(0).max(lease + LOCK_GAP_SECONDS))
+    }
+
+    /// Until when an old writer holds the lock. It takes the lock only once ours is past, so its
+    /// `lockUntilEpoch` is never the one that we wrote.
+    #[must_use]
+    pub fn old_lock(&self) -> Option<i64> {
+        self.lock_until_epoch.filter(|until| self.own_lock() != Some(*until))
     }
 
     /// The fence; 0 before the first action.

@@ -14,7 +14,7 @@ use tenure_store::{Condition, Item, Update, Value, Write};
 
 use crate::change::{Change, Stamp};
 use crate::rows::{decode, encode, state_key};
-use crate::state::{NodePhase, SCHEMA_VERSION, SlotPhase, State};
+use crate::state::{NodePhase, SCHEMA_VERSION, State};
 
 /// An old writer's action is over after this many seconds, as its own document says.
 pub const LEGACY_OVER_SECONDS: i64 = 900;
@@ -25,6 +25,7 @@ pub const LEGACY_OVER_SECONDS: i64 = 900;
 pub enum Name {
     Migrate,
     Windows,
+    Recount,
     Pause,
     Resume,
     Interrupt,
@@ -35,11 +36,13 @@ pub enum Name {
     Clear,
     TakeOver,
     Renew,
+    Admit,
     Record,
     Retarget,
     Join,
     Reap,
     Reaped,
+    Keep,
     Abort,
     CompleteUp,
     FailUp,
@@ -47,6 +50,7 @@ pub enum Name {
     Drain,
     Terminate,
     MarkDone,
+    NoteDone,
     Rollback,
     RolledBack,
     CompleteDown,
@@ -83,11 +87,13 @@ pub enum Guard {
     NotPaused,
     /// The executor's lease is over, by the skew that clocks may have.
     LeaseOver,
-    /// An old writer's lock is past, or its action began long ago, or it left neither.
+    /// The old writer's own lock is past, or its action began long ago, or it left neither.
     LegacyOver,
     /// The instance is a target and not yet completed.
     NotCompleted,
-    /// Every slot is JOINED or REAPED.
+    /// The instance is completed.
+    Completed,
+    /// Every slot is JOINED, REAPED or KEPT.
     EverySlotEnded,
     /// Every node is DONE or ROLLED_BACK.
     EveryNodeEnded,
@@ -210,28 +216,43 @@ const ADOPT: &[Guard] = &[
     Guard::AsSeen("scaleDownActionId"),
     Guard::AsSeen("planFor"),
     Guard::AsSeen("fence"),
+    Guard::AsSeen("lockUntilEpoch"),
+    Guard::AsSeen("leaseUntilMs"),
+    Guard::AsSeen("actionDeadlineEpoch"),
+    Guard::AsSeen("scaleUpStartedEpoch"),
+    Guard::AsSeen("scaleDownStartedEpoch"),
     Guard::AsSeen("scaleUpInstanceIds"),
     Guard::AsSeen("scaleDownTargetInstanceIds"),
     Guard::AsSeen("scaleDownCompletedInstanceIds"),
     Guard::LegacyOver,
 ];
-const OWN_UP: &[Guard] =
-    &[Guard::AsSeen("scaleUpActionId"), Guard::AsSeen("planFor"), Guard::AsSeen("fence")];
-const OWN_DOWN: &[Guard] =
-    &[Guard::AsSeen("scaleDownActionId"), Guard::AsSeen("planFor"), Guard::AsSeen("fence")];
+const OWN_UP: &[Guard] = &[
+    Guard::AsSeen("scaleUpActionId"),
+    Guard::AsSeen("planFor"),
+    Guard::AsSeen("fence"),
+    Guard::AsSeen("lockOwner"),
+];
+const OWN_DOWN: &[Guard] = &[
+    Guard::AsSeen("scaleDownActionId"),
+    Guard::AsSeen("planFor"),
+    Guard::AsSeen("fence"),
+    Guard::AsSeen("lockOwner"),
+];
 const OWN: &[Guard] = &[
     Guard::AsSeen("scalingInProgress"),
     Guard::AsSeen("scaleUpActionId"),
     Guard::AsSeen("scaleDownActionId"),
     Guard::AsSeen("planFor"),
     Guard::AsSeen("fence"),
+    Guard::AsSeen("lockOwner"),
 ];
 const SLOTS_SEEN: &[Guard] = &[Guard::AsSeen("scaleUpSlots")];
+const LIST_SEEN: &[Guard] = &[Guard::AsSeen("scaleUpInstanceIds")];
 const NODES_SEEN: &[Guard] = &[Guard::AsSeen("scaleDownNodes")];
 const INBOX_SEEN: &[Guard] = &[Guard::AsSeen("interrupts")];
 
 /// Every change there is.
-pub static TABLE: [Row; 28] = [
+pub static TABLE: [Row; 32] = [
     Row {
         name: Name::Migrate,
         title: "migrate",
@@ -259,6 +280,15 @@ pub static TABLE: [Row; 28] = [
         guards: &[&[Guard::Migrated, Guard::NoAction, Guard::AsSeen("rev")]],
         ops: &[&put(["pendingSinceEpoch", "idleSinceEpoch", "workerCount"])],
         why: "Since when pods wait and nodes idle; written only when it changes.",
+    },
+    Row {
+        name: Name::Recount,
+        title: "recount",
+        subject: Subject::Item,
+        edges: &[],
+        guards: &[&[Guard::Migrated, Guard::NoAction, Guard::AsSeen("rev")]],
+        ops: &[&[Op::Put("actionSeq")]],
+        why: "Instances or cordons carry a higher action number than the item: it was lost and made anew. What those actions left is collected from then on.",
     },
     Row {
         name: Name::Pause,
@@ -293,7 +323,7 @@ pub static TABLE: [Row; 28] = [
         subject: Subject::Action,
         edges: &[("IDLE", "LAUNCHING")],
         guards: &[BEGIN],
-        ops: &[PUT_UP, FLAG, PUT_LOCK, NEXT_ACTION],
+        ops: &[PUT_UP, FLAG, PUT_LOCK, NEXT_ACTION, REMOVE_DOWN],
         why: "The whole plan is stored before the first launch. `rev` and `lastScaleEpoch` are those read before the instances were listed; old writers do not add to `rev`.",
     },
     Row {
@@ -302,7 +332,7 @@ pub static TABLE: [Row; 28] = [
         subject: Subject::Action,
         edges: &[("IDLE", "DOWN")],
         guards: &[BEGIN],
-        ops: &[PUT_DOWN, FLAG, PUT_LOCK, NEXT_ACTION],
+        ops: &[PUT_DOWN, FLAG, PUT_LOCK, NEXT_ACTION, REMOVE_UP],
         why: "The whole plan is stored before the first cordon.",
     },
     Row {
@@ -337,9 +367,9 @@ pub static TABLE: [Row; 28] = [
         title: "take over",
         subject: Subject::Item,
         edges: &[],
-        guards: &[OWN, &[Guard::LeaseOver]],
+        guards: &[OWN, &[Guard::AsSeen("lockUntilEpoch"), Guard::LeaseOver]],
         ops: &[&[Op::Put("lockOwner")], FLAG, NEXT_FENCE, LEASE],
-        why: "The executor died or sleeps; another goes on. The fence refuses every later write of the first.",
+        why: "The executor died or sleeps; another goes on. The fence refuses every later write of the first. A lock that an old writer took is waited for.",
     },
     Row {
         name: Name::Renew,
@@ -349,6 +379,15 @@ pub static TABLE: [Row; 28] = [
         guards: &[OWN],
         ops: &[LEASE],
         why: "Still here. Also the fenced write that must lie between reading a node and changing it.",
+    },
+    Row {
+        name: Name::Admit,
+        title: "admit",
+        subject: Subject::Item,
+        edges: &[],
+        guards: &[OWN_UP, SLOTS_SEEN, LIST_SEEN],
+        ops: &[SLOTS, LEASE],
+        why: "An old writer recorded what it had launched after its scale-up was adopted: each gets a slot.",
     },
     Row {
         name: Name::Record,
@@ -396,6 +435,15 @@ pub static TABLE: [Row; 28] = [
         why: "It is gone.",
     },
     Row {
+        name: Name::Keep,
+        title: "keep",
+        subject: Subject::Slot,
+        edges: &[("LAUNCHED", "KEPT")],
+        guards: &[OWN_UP, SLOTS_SEEN],
+        ops: &[SLOTS, LEASE],
+        why: "It was not seen to join, but it may be serving: it is left alone, and does not count as joined.",
+    },
+    Row {
         name: Name::Abort,
         title: "abort",
         subject: Subject::Action,
@@ -409,7 +457,7 @@ pub static TABLE: [Row; 28] = [
         title: "complete up",
         subject: Subject::Action,
         edges: &[("VERIFYING", "IDLE"), ("ABORTING", "IDLE")],
-        guards: &[OWN_UP, SLOTS_SEEN, INBOX_SEEN, &[Guard::EverySlotEnded]],
+        guards: &[OWN_UP, SLOTS_SEEN, LIST_SEEN, INBOX_SEEN, &[Guard::EverySlotEnded]],
         ops: &[COMPLETE, FLAG, REMOVE_UP, REMOVE_LOCK],
         why: "As many joined as were asked for, are tagged as committed, and have lost their taint.",
     },
@@ -418,7 +466,7 @@ pub static TABLE: [Row; 28] = [
         title: "fail up",
         subject: Subject::Action,
         edges: &[("VERIFYING", "IDLE"), ("ABORTING", "IDLE")],
-        guards: &[OWN_UP, SLOTS_SEEN, INBOX_SEEN, &[Guard::EverySlotEnded]],
+        guards: &[OWN_UP, SLOTS_SEEN, LIST_SEEN, INBOX_SEEN, &[Guard::EverySlotEnded]],
         ops: &[FAIL, FLAG, REMOVE_UP, REMOVE_LOCK],
         why: "Fewer joined than were asked for. What did join stays; the next action waits for the backoff.",
     },
@@ -447,7 +495,7 @@ pub static TABLE: [Row; 28] = [
         edges: &[("PLANNED", "TERMINATING"), ("CORDONING", "TERMINATING"), ("DRAINING", "TERMINATING")],
         guards: &[OWN_DOWN, NODES_SEEN],
         ops: &[NODES, &[Op::Put("scaleDownPhase")], LEASE],
-        why: "It was seen empty, or somebody else ended its instance. Written before the call; there is no way back.",
+        why: "It was seen empty, or somebody else ended its instance, or until the deadline there was no node that could be its. Written before the call; there is no way back.",
     },
     Row {
         name: Name::MarkDone,
@@ -457,6 +505,15 @@ pub static TABLE: [Row; 28] = [
         guards: &[OWN_DOWN, NODES_SEEN, &[Guard::NotCompleted]],
         ops: &[NODES, &[Op::Append("scaleDownCompletedInstanceIds")], LEASE],
         why: "Its instance is gone.",
+    },
+    Row {
+        name: Name::NoteDone,
+        title: "note done",
+        subject: Subject::Node,
+        edges: &[("TERMINATING", "DONE")],
+        guards: &[OWN_DOWN, NODES_SEEN, &[Guard::Completed]],
+        ops: &[NODES, LEASE],
+        why: "Its instance is gone, and an old writer marked it as done before us.",
     },
     Row {
         name: Name::Rollback,
@@ -588,22 +645,31 @@ impl Guard {
             Self::LeaseOver => {
                 Condition::absent("leaseUntilMs").or(past("leaseUntilMs", stamp.now_ms - stamp.skew_ms))
             }
+            // Judged by what the old writer wrote: the row compares all of it with what was read.
             Self::LegacyOver => {
-                let long_ago = stamp.epoch() - LEGACY_OVER_SECONDS;
-                let nothing = Condition::absent("lockUntilEpoch")
-                    .and(Condition::absent("scaleUpStartedEpoch"))
-                    .and(Condition::absent("scaleDownStartedEpoch"));
-                past("lockUntilEpoch", (stamp.now_ms - stamp.skew_ms).div_euclid(1000))
-                    .or(past("scaleUpStartedEpoch", long_ago))
-                    .or(past("scaleDownStartedEpoch", long_ago))
-                    .or(nothing)
-            }
-            Self::NotCompleted => {
-                let Change::MarkDone { instance } = change else {
-                    return Err(Error::invalid("only `mark done` names an instance"));
+                let lock = seen
+                    .old_lock()
+                    .map(|_| past("lockUntilEpoch", (stamp.now_ms - stamp.skew_ms).div_euclid(1000)));
+                let began = match change.name() {
+                    Name::AdoptUp => seen.up_started_epoch.map(|_| "scaleUpStartedEpoch"),
+                    Name::AdoptDown => seen.down_started_epoch.map(|_| "scaleDownStartedEpoch"),
+                    _ => None,
                 };
-                Condition::contains("scaleDownTargetInstanceIds", instance.as_str())
-                    .and(!Condition::contains("scaleDownCompletedInstanceIds", instance.as_str()))
+                let began = began.map(|name| past(name, stamp.epoch() - LEGACY_OVER_SECONDS));
+                match (lock, began) {
+                    (Some(lock), Some(began)) => lock.or(began),
+                    (lock, began) => lock.or(began).unwrap_or(Condition::Always),
+                }
+            }
+            Self::NotCompleted | Self::Completed => {
+                let (Change::MarkDone { instance } | Change::NoteDone { instance }) = change else {
+                    return Err(Error::invalid("only `mark done` and `note done` name an instance"));
+                };
+                let completed = Condition::contains("scaleDownCompletedInstanceIds", instance.as_str());
+                if self == Self::Completed {
+                    return Ok(completed);
+                }
+                Condition::contains("scaleDownTargetInstanceIds", instance.as_str()).and(!completed)
             }
             // Of the slots and nodes as they were read, with which the row compares what is there.
             Self::EverySlotEnded | Self::EveryNodeEnded if self.holds_of(seen) => Condition::Always,
@@ -620,11 +686,7 @@ impl Guard {
             Self::Migrated => before.is_migrated(),
             Self::NoAction => before.action_id().is_none() && before.scaling_in_progress != Some(true),
             Self::NotPaused => !before.is_paused(),
-            Self::EverySlotEnded => before
-                .up_slots
-                .iter()
-                .flatten()
-                .all(|(_, slot)| matches!(slot.phase, SlotPhase::Joined | SlotPhase::Reaped)),
+            Self::EverySlotEnded => before.up_slots.iter().flatten().all(|(_, slot)| slot.phase.is_end()),
             Self::EveryNodeEnded => before
                 .down_nodes
                 .iter()
@@ -634,7 +696,8 @@ impl Guard {
             | Self::CooldownOver
             | Self::LeaseOver
             | Self::LegacyOver
-            | Self::NotCompleted => true,
+            | Self::NotCompleted
+            | Self::Completed => true,
         }
     }
 
@@ -648,10 +711,11 @@ impl Guard {
             Self::NotPaused => "not `paused`".to_owned(),
             Self::LeaseOver => "`leaseUntilMs` past by the skew".to_owned(),
             Self::LegacyOver => format!(
-                "`lockUntilEpoch` past by the skew, or begun more than {LEGACY_OVER_SECONDS} s ago, or neither is there"
+                "its own `lockUntilEpoch` past by the skew, or begun more than {LEGACY_OVER_SECONDS} s ago, or neither is there"
             ),
             Self::NotCompleted => "the instance is a target and not completed".to_owned(),
-            Self::EverySlotEnded => "every slot JOINED or REAPED".to_owned(),
+            Self::Completed => "the instance is completed".to_owned(),
+            Self::EverySlotEnded => "every slot JOINED, REAPED or KEPT".to_owned(),
             Self::EveryNodeEnded => "every node DONE or ROLLED_BACK".to_owned(),
         }
     }
@@ -728,9 +792,17 @@ impl Row {
             }
             Subject::Slot | Subject::Node => true,
         };
-        let paused = match self.name {
+        let told = match self.name {
             Name::Pause => new.is_paused(),
             Name::Resume => !new.is_paused(),
+            Name::Recount => new.action_seq() > old.action_seq(),
+            Name::Admit => {
+                let (was, is) = (old.up_slots.as_ref(), new.up_slots.as_ref());
+                was.zip(is).is_some_and(|(was, is)| {
+                    was.len() < is.len() && was.iter().all(|(number, slot)| is.get(number) == Some(slot))
+                })
+            }
+            Name::MarkDone => changed.contains(&"scaleDownCompletedInstanceIds"),
             _ => true,
         };
         let incremented = self.ops().all(|op| match op {
@@ -739,7 +811,7 @@ impl Row {
             _ => true,
         });
         known
-            && paused
+            && told
             && changed.iter().all(allowed)
             && incremented
             && self.guards().all(|guard| guard.holds_of(old))

@@ -14,10 +14,10 @@ use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-pub use checkers::{Checker, Ledger, Symptom, Violation};
+pub use checkers::{Checker, Ledger, Moment, Symptom, Termination, Violation};
 pub use gate::{Fault, Gate, Mode};
 pub use scenario::Scenario;
-pub use seed_rules::SeedExecutor;
+pub use seed_rules::{OldWriter, SeedExecutor};
 pub use world::{Measuring, World};
 
 /// What a future answers at its first poll; `None` if it waits, as a crashed one does for ever.

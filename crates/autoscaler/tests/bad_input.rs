@@ -167,3 +167,36 @@ fn a_clock_that_is_an_hour_ahead_breaks_nothing() {
     }
     assert_eq!(world.final_violations(), []);
 }
+
+#[test]
+fn a_clock_that_is_an_hour_behind_begins_nothing_and_says_so() {
+    let world = three_idle_workers();
+    let mut behind = world.skewed_executor("behind", -3_600_000);
+    let tick = at_once(behind.tick()).unwrap().unwrap();
+    assert!(tick.state.action().is_none(), "{tick:?}");
+    world.add_pods(10);
+    let tick = at_once(behind.tick()).unwrap().unwrap();
+    let reasons = tick.reasons.join("; ");
+    assert!(reasons.contains("this clock is 3600 s behind what others dated"), "{reasons}");
+    assert_eq!(world.live().len(), 4);
+}
+
+#[test]
+fn a_clock_that_is_an_hour_ahead_takes_nothing_away_and_says_so() {
+    let world = three_idle_workers();
+    let mut ahead = world.skewed_executor("ahead", 3_600_000);
+    let tick = at_once(ahead.tick()).unwrap().unwrap();
+    let reasons = tick.reasons.join("; ");
+    assert!(reasons.contains("the newest load is 3600 s old"), "{reasons}");
+    assert!(reasons.contains("this clock is ahead"), "{reasons}");
+    assert_eq!((tick.state.action(), world.live().len()), (None, 4));
+}
+
+#[test]
+fn an_end_of_an_action_that_lies_ahead_is_doubted() {
+    let world = three_idle_workers();
+    let ahead = world.epoch() + 3600;
+    world.put_item(item(r#"{"pk":"cluster","scalingInProgress":false}"#).with("lastScaleEpoch", ahead));
+    at_once(world.executor("a", &Gate::open()).tick()).unwrap().unwrap();
+    assert_eq!(world.live().len(), 4);
+}

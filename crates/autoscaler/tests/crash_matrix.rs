@@ -9,7 +9,7 @@ use tenure_autoscaler::testing::{Scenario, Symptom};
 fn every_call_every_fault_every_second_executor() {
     let threads = thread::available_parallelism().map_or(1, usize::from);
     let report = run(&Scenario::ALL, Rules::Tenure, threads);
-    assert_eq!(report.violations(), 0, "{:?}: {:?}", report.by_checker, report.first);
+    assert_eq!(report.violations(), 0, "{:?}: {:?}", report.by_checker, report.firsts);
     // Points that were run twice would have panicked: these are distinct.
     assert!(report.points.len() >= 2000, "only {} points", report.points.len());
     for scenario in Scenario::ALL {

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod crash_matrix;
+mod old_writers;
 mod ordering_rules;
 mod seed_items;
 mod stories;

@@ -120,8 +120,11 @@ fn a_lock_that_is_past_is_adopted_before_the_threshold() {
     // It asked for at least one and recorded none: that will be a failure, never a success.
     assert_eq!(state.up_requested, Some(1));
     assert_eq!(state.up_slots.as_ref().map(|slots| slots.len()), Some(0));
-    let now = Now { ms: 1_730_000_427_000, owner: "me".to_owned(), lease_left_ms: 45_000 };
-    let step = step(&state, &Default::default(), &policy(), &now);
+    // Not before its writer can be dead: it may still record what it launched.
+    let now = |ms| Now { ms, owner: "me".to_owned(), lease_left_ms: 45_000 };
+    let early = step(&state, &Default::default(), &policy(), &now(1_730_000_427_000));
+    assert_eq!(early.effects, []);
+    let step = step(&state, &Default::default(), &policy(), &now(1_730_001_200_000));
     assert!(matches!(&step.effects[..], [Effect::Write(Change::FailUp(_))]), "{step:?}");
 }
 
@@ -207,7 +210,8 @@ fn the_idle_item_looks_like_the_old_one() {
     world.add_worker(1);
     world.add_pods(6);
     let mut executor = world.executor("a", &Gate::open());
-    for _ in 0..8 {
+    // The old writer's `lastScaleEpoch` is the cooldown's beginning.
+    for _ in 0..20 {
         at_once(executor.tick()).unwrap().unwrap();
         world.advance(std::time::Duration::from_secs(30));
     }

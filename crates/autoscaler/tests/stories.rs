@@ -8,21 +8,23 @@
 //! A line is a moment, what happens then, and the writes that were made. Executors are called `a`, `b` and
 //! `c`. The world understands `pods 6` (of half a worker each), `kill i-new0`, `vanish worker-2`,
 //! `budget blocks until 300s`, `short subnet-a`, `capacity subnet-a`, `interrupt i-worker1`, `load 5`,
-//! `pause`, `resume`, `cordon worker-2`, and is asked `live 3`, `waiting 0`, `idle`, `cordoned worker-2`,
-//! `free worker-2`, `failures 1`.
+//! `pause`, `resume`, `cordon worker-2`, `purge i-new0`, `deny terminate i-worker1 until 300s`,
+//! `unmatch worker-1`, `rename worker-1 other`, `unready worker-1`, `lose item`, `old locks` (or `resumes`,
+//! `steals`), `old marks i-worker1`, and is asked `live 3`, `waiting 0`, `idle`, `cordoned worker-2`,
+//! `free worker-2`, `failures 1`, `there i-worker1`, `ended i-worker1`. `failed 1` asks how many calls of the
+//! last tick failed, `because text` for a reason of it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tenure_autoscaler::Executor;
-use tenure_autoscaler::Policy;
 use tenure_autoscaler::log::Event;
 use tenure_autoscaler::observation::PodOwner;
 use tenure_autoscaler::rows::LOGS_TABLE;
 use tenure_autoscaler::state::{Interrupt, InterruptKind, Place};
-use tenure_autoscaler::testing::{Gate, Measuring, World, at_once};
+use tenure_autoscaler::testing::{Gate, Measuring, OldWriter, World, at_once};
+use tenure_autoscaler::{Executor, Policy, Readiness, Tick};
 use tenure_clock::Monotonic;
-use tenure_store::{Query, StoreExt};
+use tenure_store::{Query, StoreExt, Value};
 
 /// One to three workers, two subnets, no windows: what happens, happens at once.
 pub(crate) fn policy() -> Policy {
@@ -53,7 +55,7 @@ fn idle_workers(policy: Policy) -> World {
     world
 }
 
-fn one_worker() -> World {
+pub(crate) fn one_worker() -> World {
     let world = World::new(policy());
     world.add_control_plane();
     world.add_worker(1);
@@ -61,9 +63,10 @@ fn one_worker() -> World {
 }
 
 #[track_caller]
-fn check(world: World, timeline: &str) {
+pub(crate) fn check(world: World, timeline: &str) {
     let began = world.epoch();
     let mut executors: BTreeMap<String, Executor> = BTreeMap::new();
+    let mut last: Option<Tick> = None;
     for line in timeline.lines().map(str::trim).filter(|line| !line.is_empty()) {
         let (left, told) = line.split_once("->").unwrap_or((line, ""));
         let (at, what) = left.trim().split_once(' ').unwrap_or((left, ""));
@@ -79,7 +82,11 @@ fn check(world: World, timeline: &str) {
                 let executor =
                     executors.entry(who.to_owned()).or_insert_with(|| world.executor(who, &Gate::open()));
                 let writes: Vec<&str> = match at_once(executor.tick()).expect("a tick does not wait") {
-                    Ok(tick) => tick.writes.iter().map(|name| name.row().title).collect(),
+                    Ok(tick) => {
+                        let titles = tick.writes.iter().map(|name| name.row().title).collect();
+                        last = Some(tick);
+                        titles
+                    }
                     Err(error) => panic!("`{line}`: {}", error.chain()),
                 };
                 assert_eq!(writes.join(", "), told.trim(), "`{line}`");
@@ -87,6 +94,43 @@ fn check(world: World, timeline: &str) {
             ["pods", count] => world.add_pods(count.parse().unwrap()),
             ["kill", id] => world.kill(&id.into()),
             ["vanish", node] => world.vanish(node),
+            ["purge", id] => world.purge(&id.into()),
+            ["unmatch", node] => world.lose_match(node),
+            ["rename", node, name] => world.rename(node, name),
+            ["unready", node] => world.set_ready(node, false),
+            ["lose", "item"] => world.lose_item(),
+            ["deny", "terminate", id, "until", at] => {
+                let until: i64 = at.trim_end_matches('s').parse().unwrap();
+                world.deny("terminate", id, began + until);
+            }
+            ["old", "marks", id] => {
+                let mut item = world.item();
+                let mut done = world.state().down_completed.unwrap_or_default();
+                done.push(id.into());
+                let list = done.iter().map(|id| id.as_str().into()).collect();
+                item.set("scaleDownCompletedInstanceIds", Value::L(list));
+                world.put_item(item);
+            }
+            ["old", how] => {
+                let writer = match how {
+                    "locks" => OldWriter::Locks,
+                    "resumes" => OldWriter::Resumes,
+                    "steals" => OldWriter::Steals,
+                    _ => panic!("not understood: `{line}`"),
+                };
+                at_once(world.old_writer(writer).tick()).unwrap().unwrap();
+            }
+            ["there", id] => assert!(world.live().contains(&id.into()), "`{line}`: {:?}", world.live()),
+            ["ended", id] => assert!(!world.live().contains(&id.into()), "`{line}`"),
+            ["failed", count] => {
+                let failures = last.as_ref().map(|tick| tick.failures.clone()).unwrap_or_default();
+                assert_eq!(failures.len().to_string(), count, "`{line}`: {failures:?}");
+            }
+            ["because", ..] => {
+                let wanted = words[1..].join(" ");
+                let reasons = last.as_ref().map(|tick| tick.reasons.join("; ")).unwrap_or_default();
+                assert!(reasons.contains(&wanted), "`{line}`: {reasons}");
+            }
             ["budget", "blocks", "until", at] => {
                 let until: i64 = at.trim_end_matches('s').parse().unwrap();
                 world.budget_blocks_until(began + until);
@@ -292,7 +336,7 @@ fn an_instance_that_somebody_else_ended_is_done() {
 }
 
 #[test]
-fn a_node_that_vanished_has_nothing_to_drain() {
+fn an_instance_whose_node_vanished_is_ended_only_once_it_is_sure_to_have_none() {
     check(
         three_idle_workers(),
         "
@@ -300,8 +344,194 @@ fn a_node_that_vanished_has_nothing_to_drain() {
         0s     a ticks         -> migrate, begin down
         10s    vanish worker-1
         10s    vanish worker-2
-        20s    a ticks         -> terminate, mark done, mark done, complete down
-        20s    live 2
+        20s    a ticks
+        20s    because pods are still on node worker-2, which is not listed
+        100s   a ticks
+        100s   because its node worker-2 is not there
+        100s   live 4
+        900s   a ticks         -> terminate, mark done, mark done, complete down
+        900s   live 2
+        ",
+    );
+}
+
+#[test]
+fn an_instance_whose_node_may_have_another_name_is_not_ended() {
+    let world = three_idle_workers();
+    check(
+        world.clone(),
+        "
+        0s     budget blocks until 99999s
+        0s     a ticks         -> migrate, begin down
+        10s    rename worker-1 other
+        10s    unmatch other
+        20s    a ticks         -> renew
+        20s    because node other belongs to no known instance, and may be its
+        900s   a ticks         -> roll back, rolled back, fail down, windows
+        900s   there i-worker1
+        ",
+    );
+    assert_eq!(world.pods_on("other"), 1, "it went on serving");
+}
+
+#[test]
+fn a_node_that_is_renamed_and_still_names_its_instance_is_emptied_under_its_new_name() {
+    check(
+        three_idle_workers(),
+        "
+        0s     budget blocks until 300s
+        0s     a ticks         -> migrate, begin down
+        10s    rename worker-1 other
+        300s   a ticks -> renew, cordon, drain, terminate, mark done, mark done, complete down
+        300s   ended i-worker1
+        ",
+    );
+}
+
+#[test]
+fn a_cordon_is_lifted_though_the_node_lost_its_match() {
+    let world = three_idle_workers();
+    world.budget_lies();
+    check(
+        world,
+        "
+        0s     a ticks         -> migrate, begin down, cordon, drain
+        0s     cordoned worker-1
+        10s    unmatch worker-1
+        20s    a ticks         -> renew
+        900s   a ticks         -> roll back, rolled back, fail down, windows
+        900s   free worker-1
+        900s   free worker-2
+        900s   live 4
+        ",
+    );
+}
+
+#[test]
+fn a_cordon_whose_action_is_forgotten_is_lifted_though_the_node_has_no_match() {
+    let world = three_idle_workers();
+    world.budget_lies();
+    check(
+        world,
+        "
+        0s     a ticks         -> migrate, begin down, cordon, drain
+        10s    unmatch worker-1
+        20s    lose item
+        30s    b ticks         -> migrate, recount, windows, windows
+        30s    free worker-1
+        30s    free worker-2
+        ",
+    );
+}
+
+#[test]
+fn one_refused_call_keeps_no_other_from_being_made() {
+    check(
+        three_idle_workers(),
+        "
+        0s     deny terminate i-worker1 until 300s
+        0s     a ticks -> migrate, begin down, cordon, drain, terminate, mark done
+        0s     failed 1
+        0s     there i-worker1
+        0s     ended i-worker2
+        100s   a ticks         -> renew
+        100s   failed 1
+        300s   a ticks         -> renew, mark done, complete down
+        300s   failed 0
+        300s   live 2
+        ",
+    );
+}
+
+#[test]
+fn what_joined_and_was_forgotten_by_the_cloud_ends_nothing_but_its_slot() {
+    let world = one_worker();
+    world.deny("tag", "i-new0", world.epoch() + 400);
+    check(
+        world,
+        "
+        0s     pods 4
+        0s     a ticks         -> migrate, begin up, record
+        60s    a ticks         -> join
+        60s    failed 1
+        100s   purge i-new0
+        120s   a ticks         -> renew
+        300s   a ticks         -> complete up, windows
+        300s   idle
+        ",
+    );
+}
+
+#[test]
+fn the_number_of_actions_survives_the_item() {
+    check(
+        one_worker(),
+        "
+        0s     pods 6
+        0s     a ticks         -> migrate, begin up, record, record
+        10s    lose item
+        20s    b ticks         -> migrate, recount, windows
+        20s    live 4
+        90s    b ticks         -> begin up, record, record
+        90s    ended i-new0
+        90s    ended i-new1
+        90s    live 4
+        ",
+    );
+}
+
+#[test]
+fn the_lock_stays_ahead_of_old_writers_past_the_deadline() {
+    let world = one_worker();
+    world.never_joins(0);
+    world.add_pods(4);
+    world.deny("terminate", "i-new0", world.epoch() + 3000);
+    let mut executor = world.executor("a", &Gate::open());
+    for minute in 0..50 {
+        let tick = at_once(executor.tick()).unwrap().unwrap();
+        let ahead = tick.state.lock_until_epoch.unwrap() - world.epoch();
+        assert!(ahead >= 120, "after {minute} minutes the lock is ahead by {ahead} s");
+        world.advance(Duration::from_secs(60));
+    }
+    assert_eq!(world.violations(), []);
+}
+
+#[test]
+fn unknown_readiness_reaps_nothing_that_is_ready() {
+    for measuring in [Measuring::Failing, Measuring::Empty] {
+        let mut policy = policy();
+        policy.readiness = Readiness::Prometheus;
+        let world = World::new(policy);
+        world.add_control_plane();
+        world.add_worker(1);
+        world.measure(measuring, 60);
+        check(
+            world,
+            "
+            0s     pods 6
+            0s     a ticks         -> migrate, begin up, record, record
+            60s    a ticks
+            60s    because the metrics do not know which nodes are ready
+            600s   a ticks         -> join, complete up
+            600s   live 4
+            ",
+        );
+    }
+}
+
+#[test]
+fn readiness_by_query_is_believed() {
+    let mut policy = policy();
+    policy.readiness = Readiness::Prometheus;
+    let world = World::new(policy);
+    world.add_control_plane();
+    world.add_worker(1);
+    check(
+        world,
+        "
+        0s     pods 6
+        0s     a ticks         -> migrate, begin up, record, record
+        60s    a ticks         -> join, complete up
         ",
     );
 }

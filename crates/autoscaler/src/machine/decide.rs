@@ -9,9 +9,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::down::may_be_evicted;
 use super::{Effect, Now, Step};
 use crate::change::Change;
-use crate::observation::{Instance, InstanceState, Load, Node, Observation, Pod, Resources, tags};
+use crate::observation::{Instance, InstanceState, Load, Matches, Node, Observation, Pod, Resources, tags};
 use crate::policy::{Policy, seconds};
 use crate::state::{ActionId, InstanceId, State};
+
+/// By so much, and the skew, others' clocks may be ahead before nothing is believed any more.
+const CLOCK_DOUBT_SECONDS: i64 = 60;
 
 pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
     let view = View::of(state, observation, policy, now);
@@ -45,12 +48,16 @@ pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, 
         0
     };
 
-    let blocked = blocked(state, now);
+    let blocked = blocked(state, policy, now);
     if let Some(why) = &blocked
         && (launches > 0 || removals > 0)
     {
         reasons.push(why.clone());
     }
+    // Told also while there is nothing to begin: a person has to set it right.
+    let doubt = view.doubt();
+    reasons.extend(doubt.clone());
+    let blocked = blocked.or(doubt);
     let mut effects = Vec::new();
     if blocked.is_none() && launches > 0 {
         effects.push(Effect::Write(begin_up(state, policy, now, launches)));
@@ -71,11 +78,14 @@ pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, 
 }
 
 /// Why nothing may begin now.
-fn blocked(state: &State, now: &Now) -> Option<String> {
+fn blocked(state: &State, policy: &Policy, now: &Now) -> Option<String> {
     if state.is_paused() {
         return Some("paused: `tenure autoscale resume` goes on".to_owned());
     }
-    let allowed = state.next_allowed_epoch.unwrap_or(0);
+    // An old writer knows no `nextAllowedEpoch`: what it completed is told by `lastScaleEpoch` alone.
+    let last = state.last_scale_epoch.filter(|last| *last > 0);
+    let cooled = last.map_or(0, |last| last.saturating_add(seconds(policy.cooldown)));
+    let allowed = state.next_allowed_epoch.unwrap_or(0).max(cooled);
     (allowed > now.epoch()).then(|| format!("cooling down for {} s more", allowed - now.epoch()))
 }
 
@@ -127,7 +137,7 @@ struct View<'a> {
     policy: &'a Policy,
     now: &'a Now,
     instances: BTreeMap<&'a InstanceId, &'a Instance>,
-    nodes: BTreeMap<&'a InstanceId, &'a Node>,
+    matches: Matches<'a>,
     /// Live workers, those that will be taken away apart.
     workers: BTreeSet<&'a InstanceId>,
     leaving: BTreeSet<&'a InstanceId>,
@@ -138,12 +148,45 @@ impl<'a> View<'a> {
         let interrupted: BTreeSet<_> = state.interrupted().map(|(id, _)| id).collect();
         let (leaving, workers) = observation.workers().into_iter().partition(|id| interrupted.contains(id));
         let instances = observation.instances.iter().map(|instance| (&instance.id, instance)).collect();
-        let nodes = observation.nodes_by_instance();
-        Self { state, observation, policy, now, instances, nodes, workers, leaving }
+        let matches = observation.matches();
+        Self { state, observation, policy, now, instances, matches, workers, leaving }
     }
 
     fn count(&self) -> i64 {
         i64::try_from(self.workers.len()).unwrap_or(i64::MAX)
+    }
+
+    /// Why what was seen is not to be relied on: nothing begins then.
+    fn doubt(&self) -> Option<String> {
+        self.clock_doubt().or_else(|| {
+            // Ready by either account: a worker that nobody counts is a worker too many.
+            let ready = |node: &&&Node| node.ready || self.observation.is_ready(node) == Some(true);
+            let mut strangers = self.matches.strangers.iter().filter(ready);
+            let first = strangers.next()?;
+            let others = strangers.count();
+            Some(format!(
+                "node {} and {others} others are Ready and belong to no instance that the cloud lists: set \
+                 their label `tenure.dev/instance-id`, or remove them; nothing begins until then",
+                first.name
+            ))
+        })
+    }
+
+    /// What others dated must not lie ahead: else this clock, or theirs, is wrong. A clock that is ahead
+    /// shows in the metrics alone, which are too old then.
+    fn clock_doubt(&self) -> Option<String> {
+        let bound = self.now.epoch() + CLOCK_DOUBT_SECONDS + seconds(self.policy.skew);
+        let launched = self.observation.instances.iter().map(|instance| instance.launched_epoch);
+        let created = self.observation.nodes.iter().map(|node| node.created_epoch);
+        let measured = self.observation.loads.iter().flatten().map(|(_, load)| load.at_epoch);
+        let latest = launched.chain(created).chain(measured).chain(self.state.last_scale_epoch).max()?;
+        (latest > bound).then(|| {
+            format!(
+                "this clock is {} s behind what others dated: set it right, or theirs; nothing begins until \
+                 then",
+                latest - self.now.epoch()
+            )
+        })
     }
 
     fn demand(&self, reasons: &mut Vec<String>) -> Demand {
@@ -205,6 +248,14 @@ impl<'a> View<'a> {
         i64::try_from(free.len()).unwrap_or(i64::MAX)
     }
 
+    /// Its node, if it has exactly one: of two, pods may be on either.
+    fn single_node(&self, id: &InstanceId) -> Option<&'a Node> {
+        match self.matches.nodes_of(id) {
+            [node] => Some(*node),
+            _ => None,
+        }
+    }
+
     fn fresh_load(&self, node: &Node) -> Option<&'a Load> {
         let load = self.observation.loads.as_ref()?.get(&node.name)?;
         let age = self.now.epoch() - load.at_epoch;
@@ -215,7 +266,7 @@ impl<'a> View<'a> {
 
     fn is_busy(&self) -> bool {
         let loads: Vec<_> =
-            self.workers.iter().filter_map(|id| self.fresh_load(self.nodes.get(*id)?)).collect();
+            self.workers.iter().filter_map(|id| self.fresh_load(self.matches.node_of(id)?)).collect();
         let above = |sum: u32| {
             let count = u32::try_from(loads.len()).unwrap_or(u32::MAX);
             count > 0 && sum / count > self.policy.busy_percent
@@ -233,11 +284,23 @@ impl<'a> View<'a> {
         if !self.leaving.is_empty() {
             return Vec::new();
         }
-        let usable = |node: &Node| node.ready && !node.unschedulable && !node.startup_taint;
+        let loads = self.observation.loads.iter().flatten();
+        if let Some(newest) = loads.map(|(_, load)| load.at_epoch).max()
+            && self.now.epoch() - newest > seconds(self.policy.metrics_age_max)
+        {
+            reasons.push(format!(
+                "the newest load is {} s old: the metrics are stale or this clock is ahead; nothing is taken away",
+                self.now.epoch() - newest
+            ));
+            return Vec::new();
+        }
+        let usable = |node: &Node| {
+            self.observation.is_ready(node) == Some(true) && !node.unschedulable && !node.startup_taint
+        };
         let ready: Vec<(&InstanceId, &Node)> = self
             .workers
             .iter()
-            .filter_map(|id| Some((*id, *self.nodes.get(*id)?)))
+            .filter_map(|id| Some((*id, self.single_node(id)?)))
             .filter(|(_, node)| usable(node))
             .collect();
         let spare = ready.len().saturating_sub(self.policy.workers_min as usize);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::up::pause_after_failure;
 use super::{Course, Effect, Manner, is_late};
 use crate::change::{Change, Ending};
-use crate::observation::{Answer, CordonMark, InstanceState, Node, Pod};
+use crate::observation::{Answer, CordonMark, InstanceState, Matches, Node, Pod};
 use crate::policy::{Policy, seconds};
 use crate::rules::Rule;
 use crate::state::{ActionId, DownNode, InstanceId, NodePhase};
@@ -16,14 +16,14 @@ const EVICTIONS_MAX: usize = 50;
 pub(super) fn go_on(course: &mut Course<'_>) {
     let Some(action) = course.state.down_action_id.clone() else { return };
     let observation = course.observation;
-    let (by_instance, pods) = (observation.nodes_by_instance(), observation.pods_by_node());
+    let world = Seen { matches: observation.matches(), pods: observation.pods_by_node() };
     let late = is_late(&course.state, course.now);
     let nodes = course.state.down_nodes.clone().unwrap_or_default();
     let mut moves: BTreeMap<NodePhase, BTreeSet<InstanceId>> = BTreeMap::new();
     let mut done = Vec::new();
     for (id, planned) in &nodes {
-        let sight = Sight::of(course, id, planned, by_instance.get(id).copied(), &pods);
-        match next(course, &action, planned, &sight, late) {
+        let sight = Sight::of(course, id, planned, &world);
+        match next(course, &action, id, planned, &sight, late) {
             Some(NodePhase::Done) => done.push(id.clone()),
             Some(phase) => {
                 moves.entry(phase).or_default().insert(id.clone());
@@ -42,11 +42,13 @@ pub(super) fn go_on(course: &mut Course<'_>) {
         }
     }
     for instance in done {
-        course.write(Change::MarkDone { instance });
+        // An old writer that resumed our action marked it before us: only the phase follows.
+        let marked = course.state.down_completed.iter().flatten().any(|other| *other == instance);
+        course.write(if marked { Change::NoteDone { instance } } else { Change::MarkDone { instance } });
     }
     let nodes = course.state.down_nodes.clone().unwrap_or_default();
     for (id, node) in &nodes {
-        let sight = Sight::of(course, id, node, by_instance.get(id).copied(), &pods);
+        let sight = Sight::of(course, id, node, &world);
         act(course, &action, id, node, &sight);
     }
     let ended = |node: &DownNode| matches!(node.phase, NodePhase::Done | NodePhase::RolledBack);
@@ -56,42 +58,84 @@ pub(super) fn go_on(course: &mut Course<'_>) {
     }
 }
 
+/// What was seen of the cluster.
+struct Seen<'a> {
+    matches: Matches<'a>,
+    pods: BTreeMap<&'a str, Vec<&'a Pod>>,
+}
+
 /// What was seen of one target.
 struct Sight<'a> {
     /// Its instance is ending or has ended.
     gone: bool,
+    /// The cloud does not list it, and no node is its.
+    forgotten: bool,
+    /// An old writer says that it ended it.
+    marked: bool,
     /// Its node, if there is one.
     node: Option<&'a Node>,
-    /// A node of the planned name is there, but nothing says that it is this instance's.
-    doubtful: bool,
+    /// Why its node cannot be told for sure. Nothing is ended on doubt.
+    doubt: Option<String>,
+    /// What a rollback must touch: its nodes, and the one that was planned though nothing says any more
+    /// that it is this instance's.
+    held: Vec<&'a Node>,
     /// The pods that a drain waits for.
     pods: Vec<&'a Pod>,
 }
 
 impl<'a> Sight<'a> {
-    fn of(
-        course: &Course<'a>,
-        id: &InstanceId,
-        planned: &DownNode,
-        node: Option<&'a Node>,
-        pods: &BTreeMap<&str, Vec<&'a Pod>>,
-    ) -> Self {
-        let instance = course.observation.instance(id);
-        let gone = match instance {
+    fn of(course: &Course<'a>, id: &InstanceId, planned: &DownNode, world: &Seen<'a>) -> Self {
+        let own = world.matches.nodes_of(id);
+        let is_planned =
+            |node: &Node| node.name == planned.node && (planned.uid.is_empty() || node.uid == planned.uid);
+        let doubt = doubt(course, planned, world, own);
+        let gone = match course.observation.instance(id) {
             Some(instance) => instance.state == InstanceState::Gone,
             None => course.answered(&Answer::NotFound(id.clone())),
         };
-        let doubtful =
-            node.is_none() && course.observation.nodes.iter().any(|other| other.name == planned.node);
-        let on_it = node.and_then(|node| pods.get(node.name.as_str()));
-        let pods = on_it.into_iter().flatten().copied().filter(|pod| pod.is_drained()).collect();
-        Self { gone, node, doubtful, pods }
+        // It was asked for by its id, and is no new one: what the cloud does not list has ended long ago.
+        let forgotten = course.observation.instance(id).is_none() && own.is_empty() && doubt.is_none();
+        let is_own = |node: &Node| own.iter().any(|other| other.name == node.name);
+        let strangers = world.matches.strangers.iter().copied();
+        let held =
+            own.iter().copied().chain(strangers.filter(|node| is_planned(node) && !is_own(node))).collect();
+        let on_it = own.iter().filter_map(|node| world.pods.get(node.name.as_str())).flatten();
+        Self {
+            gone,
+            forgotten,
+            marked: course.state.down_completed.iter().flatten().any(|other| other == id),
+            node: own.first().copied(),
+            doubt,
+            held,
+            pods: on_it.copied().filter(|pod| pod.is_drained()).collect(),
+        }
     }
 
     /// Pods that are not evicted unless the policy says so.
     fn refused(&self, policy: &Policy) -> Option<&Pod> {
         self.pods.iter().copied().find(|pod| !may_be_evicted(pod, policy))
     }
+}
+
+/// Why it cannot be told which node is the target's, or whether there is one at all.
+fn doubt(course: &Course<'_>, planned: &DownNode, world: &Seen<'_>, own: &[&Node]) -> Option<String> {
+    if let [one, other, ..] = own {
+        return Some(format!("nodes {} and {} both say that they are its", one.name, other.name));
+    }
+    if !own.is_empty() {
+        return None;
+    }
+    if let Some(stranger) = world.matches.serving_strangers().next() {
+        return Some(format!("node {} belongs to no known instance, and may be its", stranger.name));
+    }
+    let listed: BTreeSet<&str> = course.observation.nodes.iter().map(|node| node.name.as_str()).collect();
+    let left = |(name, pods): &(&&str, &Vec<&Pod>)| {
+        (**name == planned.node || planned.node.is_empty())
+            && !listed.contains(**name)
+            && pods.iter().any(|pod| pod.is_drained())
+    };
+    let (name, _) = world.pods.iter().find(left)?;
+    Some(format!("pods are still on node {name}, which is not listed"))
 }
 
 pub(super) fn may_be_evicted(pod: &Pod, policy: &Policy) -> bool {
@@ -109,46 +153,70 @@ fn is_forced(course: &Course<'_>) -> bool {
 fn next(
     course: &mut Course<'_>,
     action: &ActionId,
+    id: &InstanceId,
     planned: &DownNode,
     sight: &Sight<'_>,
     late: bool,
 ) -> Option<NodePhase> {
-    let rolls_back = |node: &Node| node.control_plane;
     match planned.phase {
-        NodePhase::Planned | NodePhase::Cordoning | NodePhase::Draining if sight.gone => {
+        NodePhase::Planned | NodePhase::Cordoning | NodePhase::Draining if sight.gone || sight.forgotten => {
             Some(NodePhase::Terminating)
         }
-        NodePhase::Planned | NodePhase::Cordoning | NodePhase::Draining
-            if late || sight.node.is_some_and(rolls_back) =>
-        {
-            course.says(format!("node {} is given back: it could not be emptied in time", planned.node));
-            Some(NodePhase::Rollback)
+        NodePhase::Planned | NodePhase::Cordoning | NodePhase::Draining => {
+            if sight.node.is_some_and(|node| node.control_plane) {
+                course.says(format!("node {} is given back: it runs the control plane", planned.node));
+                return Some(NodePhase::Rollback);
+            }
+            if late {
+                return Some(overdue(course, id, planned, sight));
+            }
+            if sight.marked {
+                course.says(format!("instance {id} is marked as done by an old writer, and still there"));
+                return None;
+            }
+            if let Some(why) = &sight.doubt {
+                course.says(format!("instance {id} waits: {why}"));
+                return None;
+            }
+            let Some(node) = sight.node else {
+                course.says(format!("instance {id} waits: its node {} is not there", planned.node));
+                return None;
+            };
+            match planned.phase {
+                NodePhase::Planned => preflight(course, planned, sight),
+                NodePhase::Cordoning => is_cordoned(node, action, planned).then_some(NodePhase::Draining),
+                _ => (node.unschedulable && sight.pods.is_empty() && Rule::IntentBeforeEffect.kept())
+                    .then_some(NodePhase::Terminating),
+            }
         }
-        NodePhase::Planned => preflight(course, planned, sight),
-        NodePhase::Cordoning => match sight.node {
-            Some(node) if is_cordoned(node, action, planned) => Some(NodePhase::Draining),
-            None if !sight.doubtful => Some(NodePhase::Terminating),
-            _ => None,
-        },
-        NodePhase::Draining => match sight.node {
-            _ if !Rule::IntentBeforeEffect.kept() => None,
-            Some(node) => (node.unschedulable && sight.pods.is_empty()).then_some(NodePhase::Terminating),
-            None => (!sight.doubtful).then_some(NodePhase::Terminating),
-        },
         NodePhase::Terminating => sight.gone.then_some(NodePhase::Done),
-        NodePhase::Rollback => match sight.node {
-            None => Some(NodePhase::RolledBack),
-            Some(node) => is_released(node, action).then_some(NodePhase::RolledBack),
-        },
+        NodePhase::Rollback => {
+            sight.held.iter().all(|node| is_released(node, action)).then_some(NodePhase::RolledBack)
+        }
         NodePhase::Done | NodePhase::RolledBack => None,
+    }
+}
+
+/// After the deadline a node is given back. An instance that has none, for sure, serves nobody, and is ended.
+fn overdue(course: &mut Course<'_>, id: &InstanceId, planned: &DownNode, sight: &Sight<'_>) -> NodePhase {
+    match (&sight.doubt, sight.node) {
+        (None, None) if !sight.marked => {
+            course.says(format!("instance {id} has no node, and no pod is left on one of its name"));
+            NodePhase::Terminating
+        }
+        (Some(why), _) => {
+            course.says(format!("instance {id} is given back: {why}"));
+            NodePhase::Rollback
+        }
+        _ => {
+            course.says(format!("node {} is given back: it could not be emptied in time", planned.node));
+            NodePhase::Rollback
+        }
     }
 }
 
 /// A node is cordoned only if its pods may go: asked beforehand.
 fn preflight(course: &mut Course<'_>, planned: &DownNode, sight: &Sight<'_>) -> Option<NodePhase> {
-    if sight.node.is_none() {
-        return (!sight.doubtful).then_some(NodePhase::Terminating);
-    }
     if is_forced(course) {
         return Some(NodePhase::Cordoning);
     }
@@ -177,32 +245,41 @@ fn is_released(node: &Node, action: &ActionId) -> bool {
 
 /// The calls that a phase asks for.
 fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &DownNode, sight: &Sight<'_>) {
-    match (planned.phase, sight.node) {
-        (NodePhase::Planned, Some(_)) => ask(course, sight, Manner::DryRun),
-        (NodePhase::Cordoning, Some(node)) if !is_cordoned(node, action, planned) => {
-            cordon(course, action, node);
-        }
-        (NodePhase::Draining, Some(node)) if !node.unschedulable => cordon(course, action, node),
-        (NodePhase::Draining, Some(_)) if !sight.pods.is_empty() => {
+    match planned.phase {
+        NodePhase::Terminating if !sight.gone => return course.terminate(id),
+        NodePhase::Rollback => return release(course, action, planned, sight),
+        _ => {}
+    }
+    // Nothing is done to what cannot be told for sure, or what somebody else has ended.
+    let Some(node) = sight.node.filter(|_| sight.doubt.is_none() && !sight.marked && !sight.gone) else {
+        return;
+    };
+    match planned.phase {
+        NodePhase::Planned => ask(course, sight, Manner::DryRun),
+        NodePhase::Cordoning if !is_cordoned(node, action, planned) => cordon(course, action, node),
+        NodePhase::Draining if !node.unschedulable => cordon(course, action, node),
+        NodePhase::Draining if !sight.pods.is_empty() => {
             let manner = if is_forced(course) { Manner::Force } else { Manner::Evict };
             ask(course, sight, manner);
         }
-        (NodePhase::Draining, Some(_)) if !Rule::IntentBeforeEffect.kept() => course.terminate(id),
-        (NodePhase::Terminating, _) if !sight.gone => course.terminate(id),
-        (NodePhase::Rollback, Some(node)) if !is_released(node, action) => {
-            // The cordon of an old writer whose action was adopted has no mark, and is this action's too.
-            let ours = match &node.cordoned_by {
-                Some(mark) => mark.action == *action,
-                None => planned.uid.is_empty(),
-            };
-            course.call(Effect::Release {
-                node: node.name.clone(),
-                version: node.version.clone(),
-                action: action.clone(),
-                uncordon: ours || !Rule::UncordonOwn.kept(),
-            });
-        }
+        NodePhase::Draining if !Rule::IntentBeforeEffect.kept() => course.terminate(id),
         _ => {}
+    }
+}
+
+fn release(course: &mut Course<'_>, action: &ActionId, planned: &DownNode, sight: &Sight<'_>) {
+    for node in sight.held.iter().filter(|node| !is_released(node, action)) {
+        // The cordon of an old writer whose action was adopted has no mark, and is this action's too.
+        let ours = match &node.cordoned_by {
+            Some(mark) => mark.action == *action,
+            None => planned.uid.is_empty(),
+        };
+        course.call(Effect::Release {
+            node: node.name.clone(),
+            version: node.version.clone(),
+            action: action.clone(),
+            uncordon: ours || !Rule::UncordonOwn.kept(),
+        });
     }
 }
 

@@ -9,18 +9,28 @@ use crate::policy::{Policy, seconds};
 use crate::rules::Rule;
 use crate::state::State;
 
+/// A number above this is nobody's: numbers count up from 1.
+const NUMBER_MAX: i64 = 1 << 50;
+
+/// The highest number of an action that left its mark on an instance or a node.
+pub(super) fn highest_number(observation: &Observation) -> i64 {
+    let launched = observation.instances.iter().filter_map(|instance| Some(instance.origin()?.seq));
+    let cordoned = observation.nodes.iter().filter_map(|node| Some(node.cordoned_by.as_ref()?.seq));
+    launched.chain(cordoned).filter(|seq| *seq <= NUMBER_MAX).max().unwrap_or(0)
+}
+
 pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy, now: &Now, step: &mut Step) {
-    let nodes = observation.nodes_by_instance();
+    let matches = observation.matches();
     for instance in observation.instances.iter().filter(|instance| instance.is_live()) {
-        let node = nodes.get(&instance.id).copied();
-        if !is_orphan(state, instance, node) {
+        if !is_orphan(state, instance, matches.nodes_of(&instance.id)) {
             continue;
         }
         let id = &instance.id;
         let suspected = instance.tag(tags::SUSPECT).and_then(|since| since.parse::<i64>().ok());
         let due = suspected.is_some_and(|since| since + seconds(policy.orphan_after) <= now.epoch());
         if due || !Rule::OrphansAreOld.kept() {
-            if !observation.answers.contains(&Answer::Terminated(id.clone())) {
+            let told = [Answer::Terminated(id.clone()), Answer::NotFound(id.clone())];
+            if !told.iter().any(|answer| observation.answers.contains(answer)) {
                 step.reasons.push(format!("instance {id} was left by an action that has ended"));
                 step.effects.push(Effect::Terminate(id.clone()));
             }
@@ -29,11 +39,13 @@ pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy,
             step.effects.push(Effect::Suspect { instance: id.clone(), epoch: now.epoch() });
         }
     }
-    for (id, node) in &nodes {
+    // Also a node whose instance is not known any more: nobody else would lift that cordon.
+    for node in &observation.nodes {
         let Some(mark) = node.cordoned_by.as_ref().filter(|mark| mark.seq <= state.action_seq()) else {
             continue;
         };
-        if !observation.instance(id).is_some_and(Instance::is_live) {
+        let ended = |id: &str| observation.instance(&id.into()).is_some_and(|instance| !instance.is_live());
+        if node.claimed_instance().is_some_and(ended) {
             continue;
         }
         step.reasons
@@ -49,11 +61,11 @@ pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy,
 
 /// Ours, of an action that has ended, and never committed. A node that takes pods is no orphan, whatever
 /// its tags say, and an instance without our tags is never collected.
-fn is_orphan(state: &State, instance: &Instance, node: Option<&Node>) -> bool {
+fn is_orphan(state: &State, instance: &Instance, nodes: &[&Node]) -> bool {
     let Some(origin) = instance.origin() else { return false };
     if !Rule::OrphansAreOld.kept() {
         return state.action_id().is_none_or(|current| current.as_str() != origin.action);
     }
-    let in_use = node.is_some_and(|node| node.ready && !node.startup_taint);
+    let in_use = nodes.iter().any(|node| !node.startup_taint);
     origin.seq <= state.action_seq() && instance.tag(tags::COMMITTED).is_none() && !in_use
 }

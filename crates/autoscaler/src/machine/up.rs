@@ -4,16 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Course, Effect, client_token, is_late, next_launch};
 use crate::change::{Change, Ending};
-use crate::observation::{Answer, InstanceState, LaunchOrder, Node, tags};
+use crate::observation::{Answer, InstanceState, LaunchOrder, Matches, Node, tags};
 use crate::policy::{Policy, seconds};
 use crate::rules::Rule;
 use crate::state::{ActionId, InstanceId, Slot, SlotPhase, State, UpPhase};
+use crate::table::LEGACY_OVER_SECONDS;
 
 /// The cloud may not know a new instance for a while: before this, "not found" is not "gone".
 const SETTLED_SECONDS: i64 = 300;
 
 pub(super) fn go_on(course: &mut Course<'_>) {
     let Some(action) = course.state.up_action_id.clone() else { return };
+    admit_late_records(course);
     take_answers(course);
     if course.state.up_phase == Some(UpPhase::Launching) && !is_late(&course.state, course.now) {
         let slots = course.state.up_slots.clone().unwrap_or_default();
@@ -27,6 +29,18 @@ pub(super) fn go_on(course: &mut Course<'_>) {
         return;
     }
     verify(course, &action);
+}
+
+/// An old writer records its launches under the action's id alone, also after that was adopted.
+fn admit_late_records(course: &mut Course<'_>) {
+    let slots = course.state.up_slots.iter().flatten();
+    let known: BTreeSet<_> = slots.filter_map(|(_, slot)| slot.instance.as_ref()).collect();
+    let recorded = course.state.up_instance_ids.iter().flatten();
+    let instances: BTreeSet<_> = recorded.filter(|id| !known.contains(id)).cloned().collect();
+    if !instances.is_empty() {
+        course.says(format!("an old writer recorded {} instances late", instances.len()));
+        course.write(Change::Admit { instances });
+    }
 }
 
 fn order(course: &Course<'_>, action: &ActionId, number: u32, slot: &Slot) -> LaunchOrder {
@@ -84,10 +98,10 @@ fn take_answers(course: &mut Course<'_>) {
 
 fn verify(course: &mut Course<'_>, action: &ActionId) {
     let observation = course.observation;
-    let nodes = observation.nodes_by_instance();
+    let matches = observation.matches();
     let late = is_late(&course.state, course.now);
     let aborting = course.state.up_phase == Some(UpPhase::Aborting);
-    let (mut joins, mut reaps) = (BTreeSet::new(), BTreeMap::new());
+    let (mut joins, mut keeps, mut reaps) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
     let slots = course.state.up_slots.clone().unwrap_or_default();
     for (number, slot) in &slots {
         match (slot.phase, &slot.instance) {
@@ -95,23 +109,40 @@ fn verify(course: &mut Course<'_>, action: &ActionId) {
                 course.says(format!("instance {id} is gone before it joined"));
                 reaps.insert(*number, None);
             }
-            (SlotPhase::Launched, Some(id)) if nodes.get(id).is_some_and(|node| node.ready) => {
+            (SlotPhase::Launched, Some(id)) if has_joined(course, matches.node_of(id), late) => {
                 joins.insert(*number);
             }
-            (SlotPhase::Launched, _) if aborting => {
-                reaps.insert(*number, None);
-            }
+            (SlotPhase::Launched, Some(id)) if aborting => match may_serve(&matches, id, slot) {
+                Some(why) => {
+                    course.says(format!("instance {id} is left alone: {why}"));
+                    keeps.insert(*number);
+                }
+                None => {
+                    reaps.insert(*number, None);
+                }
+            },
             (SlotPhase::Planned, _) if aborting => {
-                reaps.insert(*number, launched_by(course, action, *number, slot.attempt));
+                match launched_by(course, action, *number, slot.attempt) {
+                    // Recorded, it is kept like any other.
+                    Some(id) if may_serve(&matches, &id, slot).is_some() => {
+                        course.write(Change::Record { slot: *number, instance: id });
+                    }
+                    found => {
+                        reaps.insert(*number, found);
+                    }
+                }
             }
             _ => {}
         }
     }
     if !Rule::TaintUntilJoined.kept() {
-        untaint_early(course, &slots, &nodes);
+        untaint_early(course, &slots, &matches);
     }
     if !joins.is_empty() {
         course.write(Change::Join { slots: joins });
+    }
+    if !keeps.is_empty() {
+        course.write(Change::Keep { slots: keeps });
     }
     if !reaps.is_empty() && Rule::IntentBeforeEffect.kept() {
         course.write(Change::Reap { slots: reaps });
@@ -123,17 +154,46 @@ fn verify(course: &mut Course<'_>, action: &ActionId) {
         course.says("the deadline passed: what did not join is ended");
         course.write(Change::Abort);
     }
-    settle(course, action, &nodes);
+    settle(course, action, &matches);
+}
+
+/// By what the policy asks. If the metrics do not know, the Node's own condition decides, but only once the
+/// deadline has passed: unknown is neither ready nor not.
+fn has_joined(course: &mut Course<'_>, node: Option<&Node>, late: bool) -> bool {
+    let Some(node) = node else { return false };
+    course.observation.is_ready(node).unwrap_or_else(|| {
+        course.says("the metrics do not know which nodes are ready");
+        late && node.ready
+    })
+}
+
+/// Why the instance may be serving, though it was not seen to join. What we launched has the start-up taint
+/// until JOINED is durable; what an old writer launched never had one.
+fn may_serve(matches: &Matches<'_>, id: &InstanceId, slot: &Slot) -> Option<String> {
+    let adopted = slot.place.subnet.is_empty();
+    let tells = adopted || Rule::TaintUntilJoined.kept();
+    let nodes = matches.nodes_of(id);
+    if let Some(node) = nodes.iter().find(|node| !node.startup_taint).filter(|_| tells) {
+        return Some(format!("node {} takes pods; drain it by hand if it should go", node.name));
+    }
+    let stranger = matches.serving_strangers().next().filter(|_| adopted && nodes.is_empty())?;
+    Some(format!("node {} belongs to no known instance, and may be its", stranger.name))
 }
 
 fn is_gone(course: &Course<'_>, id: &InstanceId) -> bool {
     match course.observation.instance(id) {
         Some(instance) => instance.state == InstanceState::Gone,
-        None => {
-            course.answered(&Answer::NotFound(id.clone()))
-                && course.now.epoch() >= course.state.up_started_epoch.unwrap_or(0) + SETTLED_SECONDS
-        }
+        None => course.answered(&Answer::NotFound(id.clone())) && is_settled(course),
     }
+}
+
+/// Whether nothing is left to do for one that joined: it is gone, or the cloud has forgotten it.
+fn is_past(course: &Course<'_>, id: &InstanceId) -> bool {
+    is_gone(course, id) || (course.observation.instance(id).is_none() && is_settled(course))
+}
+
+fn is_settled(course: &Course<'_>) -> bool {
+    course.now.epoch() >= course.state.up_started_epoch.unwrap_or(0) + SETTLED_SECONDS
 }
 
 /// The instance of a launch whose answer nobody recorded.
@@ -154,7 +214,7 @@ fn launched_by(course: &Course<'_>, action: &ActionId, number: u32, attempt: u32
 }
 
 /// Ends what is being reaped, commits what joined, and finishes when nothing is left to do.
-fn settle(course: &mut Course<'_>, action: &ActionId, nodes: &BTreeMap<&InstanceId, &Node>) {
+fn settle(course: &mut Course<'_>, action: &ActionId, matches: &Matches<'_>) {
     let slots = course.state.up_slots.clone().unwrap_or_default();
     let mut reaped = BTreeSet::new();
     let mut settled = true;
@@ -164,8 +224,8 @@ fn settle(course: &mut Course<'_>, action: &ActionId, nodes: &BTreeMap<&Instance
             (SlotPhase::Reaping, _) => {
                 reaped.insert(*number);
             }
-            (SlotPhase::Joined, Some(id)) if !is_gone(course, id) => {
-                settled &= commit(course, action, id, nodes.get(id).copied());
+            (SlotPhase::Joined | SlotPhase::Kept, Some(id)) if !is_past(course, id) => {
+                settled &= commit(course, action, id, matches.node_of(id));
             }
             _ => {}
         }
@@ -173,34 +233,58 @@ fn settle(course: &mut Course<'_>, action: &ActionId, nodes: &BTreeMap<&Instance
     if !reaped.is_empty() {
         course.write(Change::Reaped { slots: reaped });
     }
-    let ended = |slot: &Slot| matches!(slot.phase, SlotPhase::Joined | SlotPhase::Reaped);
+    if awaits_records(course, slots.len()) {
+        course.says("an old writer may still record what it launched");
+        return;
+    }
+    let ended = |slot: &Slot| slot.phase.is_end();
     if course.changes.is_empty() && course.calls.is_empty() && settled && slots.values().all(ended) {
         let ending = ending(course, &slots);
         course.write(ending);
     }
 }
 
+/// Fewer slots than were asked for are an old writer's. As long as it may live, it may record more.
+fn awaits_records(course: &Course<'_>, slots: usize) -> bool {
+    let requested = usize::try_from(course.state.up_requested.unwrap_or(0)).unwrap_or(0);
+    let began = course.state.up_started_epoch.unwrap_or(0);
+    slots < requested && course.now.epoch() < began + LEGACY_OVER_SECONDS
+}
+
 /// Whether the instance is committed and its node free of the taint, as seen; else what is missing is done.
 fn commit(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, node: Option<&Node>) -> bool {
-    let committed = course
-        .observation
-        .instance(id)
-        .is_some_and(|instance| instance.tag(tags::COMMITTED) == Some(action.as_str()));
-    if !committed && !course.answered(&Answer::Committed(id.clone())) {
-        course.call(Effect::Commit { instance: id.clone(), action: action.clone() });
+    let instance = course.observation.instance(id);
+    let enlists = Effect::Enlist(id.clone());
+    let commits = Effect::Commit { instance: id.clone(), action: action.clone() };
+    let enlisted =
+        instance.is_some_and(|instance| instance.tag(tags::CLUSTER) == Some(&course.policy.cluster));
+    let committed = instance.is_some_and(|instance| instance.tag(tags::COMMITTED) == Some(action.as_str()));
+    // Without our tags of the launch nobody takes it for an orphan: then it does not matter if it may not
+    // be tagged.
+    let optional = instance.is_some_and(|instance| instance.origin().is_none())
+        && (course.failed(&enlists) || course.failed(&commits));
+    if !enlisted && !course.answered(&Answer::Enlisted(id.clone())) {
+        course.call(enlists);
+    }
+    let tagged = course.answered(&Answer::Committed(id.clone()));
+    if !committed && !tagged {
+        course.call(commits);
     }
     let tainted = node.filter(|node| node.startup_taint);
+    // First the tag, then the taint: what takes pods must not look like an orphan.
     if let Some(node) = tainted
+        && (committed || tagged)
         && !course.answered(&Answer::Untainted(node.name.clone()))
     {
         course.call(Effect::Untaint { node: node.name.clone(), version: node.version.clone() });
     }
-    committed && tainted.is_none()
+    (committed && enlisted || optional) && tainted.is_none()
 }
 
 fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
     let joined = slots.values().filter(|slot| slot.phase == SlotPhase::Joined).count();
     let joined = i64::try_from(joined).unwrap_or(i64::MAX);
+    let kept = slots.values().filter(|slot| slot.phase == SlotPhase::Kept).count();
     let requested = course.state.up_requested.unwrap_or(0);
     let workers = i64::try_from(course.observation.workers().len()).unwrap_or(i64::MAX);
     let mut ending = Ending { workers, next_allowed: 0, failure: None, backoff: BTreeMap::new() };
@@ -210,8 +294,12 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
         return Change::CompleteUp(ending);
     }
     ending.next_allowed = course.now.epoch() + pause_after_failure(&course.state);
-    ending.failure = Some(format!("{joined} of {requested} instances joined"));
-    course.says(format!("{joined} of {requested} instances joined"));
+    let mut failure = format!("{joined} of {requested} instances joined");
+    if kept > 0 {
+        failure.push_str(&format!(", {kept} may be serving and were left alone"));
+    }
+    course.says(failure.clone());
+    ending.failure = Some(failure);
     Change::FailUp(ending)
 }
 
@@ -220,9 +308,9 @@ pub(super) fn pause_after_failure(state: &State) -> i64 {
 }
 
 /// What rule 6 keeps from happening.
-fn untaint_early(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>, nodes: &BTreeMap<&InstanceId, &Node>) {
+fn untaint_early(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>, matches: &Matches<'_>) {
     for slot in slots.values().filter(|slot| slot.phase == SlotPhase::Launched) {
-        let node = slot.instance.as_ref().and_then(|id| nodes.get(id));
+        let node = slot.instance.as_ref().and_then(|id| matches.node_of(id));
         if let Some(node) = node.filter(|node| node.startup_taint) {
             course.call(Effect::Untaint { node: node.name.clone(), version: node.version.clone() });
         }

@@ -11,7 +11,7 @@ use crate::observation::{Instance, Node, Pod, tags};
 use crate::policy::{Policy, seconds};
 use crate::rows::decode;
 use crate::state::{Action, ActionId, InstanceId, NodePhase, SlotPhase, State};
-use crate::table::explain;
+use crate::table::{Name, explain};
 
 /// What is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,9 +26,9 @@ pub enum Checker {
     As4,
     /// AS-5: completed only grows, nothing is drained twice.
     As5,
-    /// AS-6: one action at a time.
+    /// AS-6: one action at a time, and nothing is written over an old writer's lock while that is ahead.
     As6,
-    /// AS-7: cooldown, after failures too.
+    /// AS-7: cooldown, after failures too, and after what an old writer completed.
     As7,
     /// AS-8: missing or stale metrics never scale down.
     As8,
@@ -129,6 +129,19 @@ pub struct Termination<'a> {
     pub pods: usize,
 }
 
+/// When a write was applied, and by whom.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment {
+    /// When it was applied, in epoch seconds.
+    pub now: i64,
+    /// When it was sent: a pause is counted from there, however long the write was under way.
+    pub sent: i64,
+    /// Whether the metrics were fresh.
+    pub measured: bool,
+    /// Whether an old writer wrote it, beside ours: it is not held to our rules.
+    pub by_old: bool,
+}
+
 /// What the checkers remember.
 #[derive(Debug)]
 pub struct Ledger {
@@ -140,6 +153,10 @@ pub struct Ledger {
     condemned: BTreeSet<InstanceId>,
     completed: BTreeSet<InstanceId>,
     killed: BTreeSet<InstanceId>,
+    /// Actions that an old writer cleared under us: what was under way then lands late.
+    cleared: BTreeSet<ActionId>,
+    /// The lock that an old writer took last: its owner, and until when.
+    old_lock: Option<(String, i64)>,
     /// When the last action ended, and whether it failed.
     ended: Option<(i64, bool)>,
     /// How many actions ended.
@@ -160,6 +177,8 @@ impl Ledger {
             condemned: BTreeSet::new(),
             completed: BTreeSet::new(),
             killed: BTreeSet::new(),
+            cleared: BTreeSet::new(),
+            old_lock: None,
             ended: None,
             ended_count: 0,
             violations: Vec::new(),
@@ -180,22 +199,29 @@ impl Ledger {
     /// A write was applied.
     pub fn wrote(
         &mut self,
-        now: i64,
+        moment: &Moment,
         before: &Item,
         after: &Item,
         machines: &[(&Instance, Option<&Node>)],
-        measured: bool,
     ) {
-        if self.has_table
-            && let Err(error) = explain(before, after)
-        {
-            self.broken(Checker::Table, None, error.chain());
-        }
+        let Moment { now, sent, measured, by_old } = *moment;
+        let ours = !by_old;
         let (Ok(old), Ok(new)) = (decode(before), decode(after)) else { return };
+        if by_old && (&old.lock_owner, old.lock_until_epoch) != (&new.lock_owner, new.lock_until_epoch) {
+            self.old_lock = new.lock_owner.clone().zip(new.lock_until_epoch);
+        }
+        if ours && self.has_table {
+            match explain(before, after) {
+                Ok(name) => self.as_6_respects_old_locks(now, name, &old),
+                Err(error) => self.broken(Checker::Table, None, error.chain()),
+            }
+        }
         let (was, is) = (old.action_id().cloned(), new.action_id().cloned());
-        self.as_6_one_action(&old, &new);
-        self.as_5_completed_grows(&old, &new);
-        if was.is_none() && is.is_some() {
+        if ours {
+            self.as_6_one_action(&old, &new);
+            self.as_5_completed_grows(&old, &new);
+        }
+        if was.is_none() && is.is_some() && ours {
             self.as_7_cooldown(now, &old);
             self.as_3_bounds(&new, machines);
             self.as_8_measured(&new, measured);
@@ -203,10 +229,18 @@ impl Ledger {
         if let Some(action) = is.as_ref().filter(|_| was != is) {
             self.requested.insert(action.clone(), new.up_requested.unwrap_or(0));
         }
+        if let Some(action) = was.as_ref().filter(|_| by_old && was != is) {
+            self.cleared.insert(action.clone());
+        }
         if was.is_some() && is.is_none() {
             let failed = new.last_scale_epoch == old.last_scale_epoch;
-            self.as_2_completes_with_its_instances(&old, failed);
-            self.ended = Some((now, failed));
+            if ours {
+                self.as_2_completes_with_its_instances(&old, failed);
+            }
+            // What an old writer cleared leaves nothing that could hold us back.
+            if ours || !failed {
+                self.ended = Some((sent, failed));
+            }
             self.ended_count += 1;
         }
         self.remember_condemned(&new);
@@ -249,7 +283,7 @@ impl Ledger {
 
     /// A node was cordoned for an action.
     pub fn cordoned(&mut self, state: &State, node: &str, action: &ActionId) {
-        if self.has_table && state.action_id() != Some(action) {
+        if self.has_table && state.action_id() != Some(action) && !self.cleared.contains(action) {
             let what = format!("node {node} is cordoned for {action}, which is not under way");
             self.broken(Checker::As9, Some(Symptom::LeakedCordon), what);
         }
@@ -396,7 +430,23 @@ impl Ledger {
         }
     }
 
+    /// An old writer's lock, once taken, is waited for: only what persons ask for is written.
+    fn as_6_respects_old_locks(&mut self, now: i64, name: Name, old: &State) {
+        let Some((owner, until)) = &self.old_lock else { return };
+        let persons = matches!(name, Name::Migrate | Name::Pause | Name::Resume | Name::Interrupt);
+        let held = old.lock_owner.as_ref() == Some(owner) && old.lock_until_epoch == Some(*until);
+        if held && now < *until && !persons {
+            let what = format!("`{}` is written over the lock of {owner}", name.row().title);
+            self.broken(Checker::As6, None, what);
+        }
+    }
+
     fn as_7_cooldown(&mut self, now: i64, old: &State) {
+        let since_last = now - old.last_scale_epoch.unwrap_or(0);
+        if self.has_table && since_last < seconds(self.policy.cooldown) {
+            let what = format!("an action begins {since_last} s after `lastScaleEpoch`");
+            self.broken(Checker::As7, None, what);
+        }
         let Some((ended, failed)) = self.ended else { return };
         let pause = if failed {
             Policy::backoff_seconds(old.fail_count.unwrap_or(1) - 1)

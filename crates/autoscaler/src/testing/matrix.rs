@@ -3,8 +3,9 @@
 //!
 //! A point is a fault of one call and, for most points, a stall of one call: while that call is under way, a
 //! second executor comes after the lease is over (or long after every deadline), works, and the first one's
-//! call then lands late. Points whose fault or stall is never reached do not count. After the faults a third
-//! executor has an hour to bring the world to rest.
+//! call then lands late. At every call of every story an old writer comes instead, of each kind. Points whose
+//! fault or stall is never reached do not count. After the faults a third executor has an hour to bring the
+//! world to rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -16,7 +17,7 @@ use super::at_once;
 use super::checkers::{Checker, Symptom, Violation};
 use super::gate::{Fault, Gate, Mode};
 use super::scenario::Scenario;
-use super::seed_rules::SeedExecutor;
+use super::seed_rules::{OldWriter, SeedExecutor};
 use super::world::World;
 use crate::executor::Executor;
 
@@ -24,9 +25,6 @@ use crate::executor::Executor;
 const HEALING_TICKS_MAX: u32 = 90;
 /// The world is at rest after this many ticks in which nothing was written.
 const RESTS: u32 = 3;
-
-/// A fault and a stall this many calls apart are tried together.
-const NEAR_CALLS: u32 = 8;
 
 /// Whose rules are followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +44,15 @@ pub enum Stall {
     Long,
 }
 
+/// Who comes while the first executor is stalled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Second {
+    /// An executor that follows the same rules.
+    Same,
+    /// An old writer.
+    Old(OldWriter),
+}
+
 /// One point of the matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Point {
@@ -53,8 +60,8 @@ pub struct Point {
     pub scenario: &'static str,
     /// What goes wrong.
     pub fault: Option<Fault>,
-    /// At which call the second executor runs.
-    pub second: Option<(u32, Stall)>,
+    /// At which call the second executor runs, and who it is.
+    pub second: Option<(u32, Stall, Second)>,
 }
 
 /// What became of one point.
@@ -81,6 +88,8 @@ pub struct Report {
     pub by_symptom: BTreeMap<Symptom, usize>,
     /// The first point that broke something, and how.
     pub first: Option<(Point, Violation)>,
+    /// The first point of each story that broke each checker, and how.
+    pub firsts: BTreeMap<(&'static str, Checker), (Point, Violation)>,
 }
 
 impl Report {
@@ -105,10 +114,20 @@ impl Report {
         for symptom in symptoms {
             *self.by_symptom.entry(symptom).or_default() += 1;
         }
+        for violation in &outcome.violations {
+            self.keep_first((point.scenario, violation.checker), (point, violation.clone()));
+        }
         if let Some(violation) = outcome.violations.first()
             && self.first.as_ref().is_none_or(|(earlier, _)| point < *earlier)
         {
             self.first = Some((point, violation.clone()));
+        }
+    }
+
+    fn keep_first(&mut self, of: (&'static str, Checker), found: (Point, Violation)) {
+        let first = self.firsts.entry(of).or_insert_with(|| found.clone());
+        if found.0 < first.0 {
+            *first = found;
         }
     }
 
@@ -122,6 +141,9 @@ impl Report {
         }
         for (symptom, count) in other.by_symptom {
             *self.by_symptom.entry(symptom).or_default() += count;
+        }
+        for (of, found) in other.firsts {
+            self.keep_first(of, found);
         }
         self.first = match (self.first.take(), other.first) {
             (Some(one), Some(two)) => Some(if one.0 <= two.0 { one } else { two }),
@@ -137,9 +159,12 @@ pub fn points(scenario: &Scenario, rules: Rules) -> Vec<Point> {
     let calls = u32::try_from(quiet.calls.len()).unwrap_or(u32::MAX);
     let mut points = Vec::new();
     let mut add = |fault, second| points.push(Point { scenario: scenario.name, fault, second });
-    let stalls = |call| [Stall::Short, Stall::Long].map(|stall| Some((call, stall)));
+    let stalls = |call, who| [Stall::Short, Stall::Long].map(|stall| Some((call, stall, who)));
     for call in 0..calls {
-        stalls(call).into_iter().for_each(|second| add(None, second));
+        stalls(call, Second::Same).into_iter().for_each(|second| add(None, second));
+        for writer in OldWriter::BESIDE.into_iter().filter(|_| rules == Rules::Tenure) {
+            stalls(call, Second::Old(writer)).into_iter().for_each(|second| add(None, second));
+        }
         for mode in Mode::ALL {
             let fault = Some(Fault { call, mode });
             add(fault, None);
@@ -148,8 +173,8 @@ pub fn points(scenario: &Scenario, rules: Rules) -> Vec<Point> {
                 // near every other call that is stalled: farther off, the two no longer meet.
                 let dead = mode != Mode::ReplyLost && stalled > call;
                 let reads = !is_effect(quiet.calls[call as usize]) && stalled != call;
-                if !dead && !reads && stalled.abs_diff(call) <= NEAR_CALLS {
-                    stalls(stalled).into_iter().for_each(|second| add(fault, second));
+                if !dead && !reads && stalled.abs_diff(call) <= scenario.near_calls {
+                    stalls(stalled, Second::Same).into_iter().for_each(|second| add(fault, second));
                 }
             }
         }
@@ -204,9 +229,14 @@ impl Driver {
         match rules {
             Rules::Tenure => Self::Ours(Box::new(world.executor(name, gate))),
             Rules::Seed => {
-                Self::Seed(Box::new(SeedExecutor::new(world.ports(gate), world.policy(), world.env())))
+                let (ports, policy) = (world.ports(gate), world.policy());
+                Self::Seed(Box::new(SeedExecutor::new(ports, policy, world.env(), OldWriter::Control)))
             }
         }
+    }
+
+    fn beside(world: &World, writer: OldWriter) -> Self {
+        Self::Seed(Box::new(world.old_writer(writer)))
     }
 
     /// One tick; whatever it says, the next one goes on.
@@ -226,9 +256,9 @@ pub fn run_point(scenario: &Scenario, point: &Point, rules: Rules) -> Outcome {
         world.without_table();
     }
     let gate = Gate::with_fault(point.fault);
-    if let Some((call, stall)) = point.second {
+    if let Some((call, stall, who)) = point.second {
         let (world, scenario) = (world.clone(), *scenario);
-        gate.stall(call, move || Box::pin(second(world, scenario, stall, rules)));
+        gate.stall(call, move || Box::pin(second(world, scenario, stall, who, rules)));
     }
     let mut first = Driver::new(&world, "a", &gate, rules);
     for tick in 0..scenario.ticks {
@@ -243,14 +273,17 @@ pub fn run_point(scenario: &Scenario, point: &Point, rules: Rules) -> Outcome {
     Outcome { reached, calls: gate.calls(), violations: world.final_violations() }
 }
 
-async fn second(world: World, scenario: Scenario, stall: Stall, rules: Rules) {
+async fn second(world: World, scenario: Scenario, stall: Stall, who: Second, rules: Rules) {
     (scenario.during_stall)(&world);
     let (after, ticks) = match stall {
         Stall::Short => (60, 1),
         Stall::Long => (1200, 8),
     };
     world.advance(Duration::from_secs(after));
-    let mut driver = Driver::new(&world, "b", &Gate::open(), rules);
+    let mut driver = match who {
+        Second::Same => Driver::new(&world, "b", &Gate::open(), rules),
+        Second::Old(writer) => Driver::beside(&world, writer),
+    };
     for _ in 0..ticks {
         driver.tick().await;
         world.advance(Duration::from_secs(if stall == Stall::Long { 60 } else { 1 }));

@@ -29,6 +29,8 @@ pub struct Scenario {
     pub after_stall: fn(&World),
     /// Whether the old documents' flow can tell it: it knows no other subnet and adopts nothing.
     pub for_seed: bool,
+    /// A fault and a stall at most this many calls apart are tried together.
+    pub near_calls: u32,
 }
 
 const fn nothing(_: &World) {}
@@ -43,11 +45,15 @@ const PLAIN: Scenario = Scenario {
     during_stall: nothing,
     after_stall: nothing,
     for_seed: true,
+    near_calls: 5,
 };
+
+/// A story that differs from a plain one in a single place.
+const BRIEF: Scenario = Scenario { for_seed: false, near_calls: 0, ..PLAIN };
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 28] = [
         Self { name: "up: two join", build: up_two, ..PLAIN },
         Self { name: "up: one never joins", every: 150, build: up_one_never_joins, ..PLAIN },
         Self { name: "up: no capacity in the first subnet", build: up_retargeted, for_seed: false, ..PLAIN },
@@ -91,6 +97,81 @@ impl Scenario {
         },
         Self { name: "adopted: a scale-up of an old writer", build: adopt_up, for_seed: false, ..PLAIN },
         Self { name: "adopted: a scale-down of an old writer", build: adopt_down, for_seed: false, ..PLAIN },
+        Self { name: "up: workers without our tags", build: up_untagged, ..BRIEF },
+        Self { name: "up: tags are denied for a while", build: up_tags_denied, ..BRIEF },
+        Self {
+            name: "up: joined, then forgotten by the cloud",
+            build: up_tags_denied,
+            before_tick: |world, tick| {
+                if tick == 3 {
+                    world.purge(&"i-new0".into());
+                }
+            },
+            ..BRIEF
+        },
+        Self {
+            name: "up: the item is lost while the second runs",
+            build: up_two,
+            during_stall: World::lose_item,
+            ..BRIEF
+        },
+        Self { name: "down: workers without our tags", build: down_untagged, ..BRIEF },
+        Self { name: "down: ending one is denied for a while", every: 60, build: down_denied, ..BRIEF },
+        Self {
+            name: "down: a node loses its match in mid-drain",
+            every: 200,
+            build: down_stuck,
+            before_tick: |world, tick| {
+                if tick == 1 {
+                    world.lose_match("worker-2");
+                }
+            },
+            ..BRIEF
+        },
+        Self {
+            name: "down: a node is renamed in mid-drain",
+            every: 200,
+            build: down_stuck,
+            before_tick: |world, tick| {
+                if tick == 1 {
+                    world.rename("worker-2", "renamed");
+                }
+                if tick == 2 {
+                    world.lose_match("renamed");
+                }
+            },
+            ..BRIEF
+        },
+        Self {
+            name: "down: a node vanishes in mid-drain",
+            every: 200,
+            build: down_stuck,
+            before_tick: |world, tick| {
+                if tick == 1 {
+                    world.vanish("worker-2");
+                }
+            },
+            ..BRIEF
+        },
+        Self {
+            name: "down: a node vanishes while the second runs",
+            build: down_two,
+            during_stall: |world| world.vanish("worker-2"),
+            ..BRIEF
+        },
+        Self {
+            name: "down: an instance is forgotten by the cloud",
+            every: 60,
+            build: down_budget,
+            before_tick: |world, tick| {
+                if tick == 1 {
+                    world.purge(&"i-worker2".into());
+                }
+            },
+            ..BRIEF
+        },
+        Self { name: "adopted: a scale-up that serves", every: 99, build: adopt_up_serving, ..BRIEF },
+        Self { name: "adopted: nodes that match nothing", every: 200, build: adopt_unmatched, ..BRIEF },
     ];
 
     /// The one of that name.
@@ -194,6 +275,68 @@ fn down_by_hand() -> World {
     world
 }
 
+/// A worker of an old writer's, and pods for two more.
+fn up_untagged() -> World {
+    let world = World::new(policy());
+    world.add_control_plane();
+    world.add_untagged_worker(1);
+    world.add_pods(6);
+    world
+}
+
+/// Instances join, and cannot be committed for some minutes.
+fn up_tags_denied() -> World {
+    let world = up_two();
+    for instance in ["i-new0", "i-new1"] {
+        world.deny("tag", instance, world.epoch() + 310);
+    }
+    world
+}
+
+fn down_untagged() -> World {
+    let world = World::new(policy());
+    world.add_control_plane();
+    for number in 1..=3 {
+        world.add_untagged_worker(number);
+        world.add_pod_on(&format!("worker-{number}"), PodOwner::Controller);
+    }
+    world.measure(Measuring::Fresh, 5);
+    world
+}
+
+fn down_denied() -> World {
+    let world = down_two();
+    world.deny("terminate", "i-worker2", world.epoch() + 150);
+    world
+}
+
+/// An old writer's scale-up: one instance serves though its node is not Ready now, one never joined.
+fn adopt_up_serving() -> World {
+    let world = World::new(policy());
+    world.add_control_plane();
+    world.add_worker(1);
+    world.add_untagged_worker(2);
+    world.add_pod_on("worker-2", PodOwner::Controller);
+    world.set_ready("worker-2", false);
+    world.add_untagged_instance("i-lame");
+    put_old_up(&world, &["i-worker2", "i-lame"]);
+    world
+}
+
+/// The nodes of an old writer's scale-up say nothing of their instances.
+fn adopt_unmatched() -> World {
+    let world = World::new(policy());
+    world.add_control_plane();
+    world.add_worker(1);
+    for number in 2..=3 {
+        world.add_untagged_worker(number);
+        world.add_pod_on(&format!("worker-{number}"), PodOwner::Controller);
+        world.lose_match(&format!("worker-{number}"));
+    }
+    put_old_up(&world, &["i-worker2", "i-worker3"]);
+    world
+}
+
 fn ids(ids: &[&str]) -> Value {
     Value::L(ids.iter().map(|id| (*id).into()).collect())
 }
@@ -204,6 +347,11 @@ fn adopt_up() -> World {
     world.add_control_plane();
     world.add_worker(1);
     world.add_worker(2);
+    put_old_up(&world, &["i-worker1", "i-worker2"]);
+    world
+}
+
+fn put_old_up(world: &World, instances: &[&str]) {
     let began = world.epoch() - 1000;
     world.put_item(
         Item::new()
@@ -213,9 +361,8 @@ fn adopt_up() -> World {
             .with("scaleUpActionId", "1730000300-req-xyz")
             .with("scaleUpStartedEpoch", began)
             .with("scaleUpRequested", 2)
-            .with("scaleUpInstanceIds", ids(&["i-worker1", "i-worker2"])),
+            .with("scaleUpInstanceIds", ids(instances)),
     );
-    world
 }
 
 /// The example that the old document promises: one target is completed, the other is not.

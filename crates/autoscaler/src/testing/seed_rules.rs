@@ -2,6 +2,8 @@
 //!
 //! The lock expires by the wall clock, instances are recorded after they are launched, an empty list counts
 //! as verified, and a stuck action is cleared and forgotten.
+//!
+//! The same flow is the old writer that is still at work beside ours while a cluster is taken over.
 
 use tenure_backend::{Env, Kind, Result};
 use tenure_clock::Monotonic;
@@ -22,6 +24,25 @@ const LOCK_SECONDS: i64 = 120;
 const STUCK_SECONDS: i64 = 900;
 const BY: Monotonic = Monotonic::NEVER;
 
+/// Which old writer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum OldWriter {
+    /// Both documents' flow, alone: the positive control.
+    Control,
+    /// The second document's: it goes on with whatever action is there, whoever began it, and begins only
+    /// while the flag is off.
+    Resumes,
+    /// The first document's: it takes a lock that is past, and begins over what is there.
+    Steals,
+    /// The first document's, which dies as soon as it has the lock.
+    Locks,
+}
+
+impl OldWriter {
+    /// Those that are at work beside ours.
+    pub const BESIDE: [Self; 3] = [Self::Resumes, Self::Steals, Self::Locks];
+}
+
 /// One invocation after another of the old autoscaler.
 #[derive(Debug)]
 pub struct SeedExecutor {
@@ -29,14 +50,15 @@ pub struct SeedExecutor {
     policy: Policy,
     env: Env,
     request: String,
+    writer: OldWriter,
 }
 
 impl SeedExecutor {
     /// An old autoscaler on these edges.
     #[must_use]
-    pub fn new(ports: Ports, policy: Policy, env: Env) -> Self {
+    pub fn new(ports: Ports, policy: Policy, env: Env, writer: OldWriter) -> Self {
         let request = format!("req-{}", env.entropy.below(1_000_000));
-        Self { ports, policy, env, request }
+        Self { ports, policy, env, request, writer }
     }
 
     fn epoch(&self) -> i64 {
@@ -50,6 +72,14 @@ impl SeedExecutor {
     pub async fn tick(&mut self) -> Result<()> {
         let item = self.ports.store.get(BY, STATE_TABLE, &state_key()).await?.unwrap_or_default();
         let state = decode(&item)?;
+        match self.writer {
+            OldWriter::Locks => {
+                self.update(self.lock(Update::new()), self.is_free()).await?;
+                return Ok(());
+            }
+            OldWriter::Steals if !self.began(&state) => return self.decide(&state).await,
+            _ => {}
+        }
         if state.up_action_id.is_some() {
             return self.verify(&state).await;
         }
@@ -57,6 +87,12 @@ impl SeedExecutor {
             return self.resume_down(&state).await;
         }
         self.decide(&state).await
+    }
+
+    /// Whether what is under way is its own.
+    fn began(&self, state: &State) -> bool {
+        let ids = [&state.up_action_id, &state.down_action_id];
+        ids.into_iter().flatten().any(|id| id.as_str().ends_with(&self.request))
     }
 
     async fn update(&self, change: Update, when: Condition) -> Result<Option<Item>> {
@@ -70,16 +106,25 @@ impl SeedExecutor {
     /// The demand is judged as ours is: only the flow is the old one.
     async fn decide(&mut self, state: &State) -> Result<()> {
         let measures = self.ports.metrics.measures(BY).await.ok();
-        let observation = Observation {
+        let mut observation = Observation {
             instances: self.ports.cloud.instances(BY, &[]).await?,
             nodes: self.ports.cluster.nodes(BY).await?,
             pods: self.ports.cluster.pods(BY).await?,
             loads: measures.map(|measures| measures.loads),
             ..Observation::default()
         };
+        let unlisted = observation.unlisted();
+        if !unlisted.is_empty() {
+            let found = self.ports.cloud.instances(BY, &unlisted).await?;
+            observation
+                .instances
+                .extend(found.into_iter().filter(|instance| unlisted.contains(&instance.id)));
+        }
         let epoch = self.epoch();
         let idle = State {
             schema_version: Some(2),
+            // Whatever ours left is none of its business.
+            action_seq: Some(1 << 50),
             pending_since_epoch: state.pending_since_epoch,
             idle_since_epoch: state.idle_since_epoch,
             next_allowed_epoch: state.last_scale_epoch.map(|last| last + seconds(self.policy.cooldown)),
@@ -101,12 +146,17 @@ impl SeedExecutor {
     }
 
     fn is_free(&self) -> Condition {
-        Condition::absent("scalingInProgress")
-            .or(Condition::eq("scalingInProgress", false))
-            .or(Condition::lt("lockUntilEpoch", self.epoch()))
+        let free = Condition::absent("scalingInProgress").or(Condition::eq("scalingInProgress", false));
+        if self.writer == OldWriter::Resumes {
+            return free;
+        }
+        free.or(Condition::lt("lockUntilEpoch", self.epoch()))
     }
 
     fn lock(&self, change: Update) -> Update {
+        if self.writer == OldWriter::Resumes {
+            return change.set("scalingInProgress", true);
+        }
         change
             .set("scalingInProgress", true)
             .set("lockOwner", self.request.as_str())

@@ -1,8 +1,9 @@
 //! The simulated cloud, cluster and metrics, and a store that tells the checkers what was written.
 //!
 //! The world is rich enough for what goes wrong out there: launches with client tokens, instances that are
-//! listed late, joins that never come, disruption budgets, nodes that vanish, subnets without capacity,
-//! denied calls, persons who cordon. Lost replies and crashes are the [`Gate`]'s.
+//! listed late, joins that never come, disruption budgets, nodes that vanish, are renamed or match no instance,
+//! workers without our tags, instances that the cloud forgets, subnets without capacity, denied calls, persons
+//! who cordon, old writers beside ours. Lost replies and crashes are the [`Gate`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,8 +15,9 @@ use tenure_clock::{Clock, Entropy, ManualTime, Monotonic, WallTime};
 use tenure_store::{Item, Key, Listing, Memory, Page, Query, Store, TableSpec, Write, Written};
 
 use super::at_once;
-use super::checkers::{Ledger, Termination, Violation};
+use super::checkers::{Ledger, Moment, Termination, Violation};
 use super::gate::Gate;
+use super::seed_rules::{OldWriter, SeedExecutor};
 use crate::executor::{Executor, Ports};
 use crate::machine::Manner;
 use crate::observation::{
@@ -74,7 +76,12 @@ struct Inner {
     measuring: Measuring,
     load_percent: u32,
     cordoned_by_person: BTreeSet<String>,
+    cordoned_by_old: BTreeSet<String>,
     hidden_loads: BTreeSet<String>,
+    denied: BTreeMap<(&'static str, String), i64>,
+    purged: BTreeSet<InstanceId>,
+    /// Until when pods are still bound to a node that vanished.
+    vanished: BTreeMap<String, i64>,
     now: i64,
 }
 
@@ -123,7 +130,11 @@ impl World {
                 measuring: Measuring::Fresh,
                 load_percent: 60,
                 cordoned_by_person: BTreeSet::new(),
+                cordoned_by_old: BTreeSet::new(),
                 hidden_loads: BTreeSet::new(),
+                denied: BTreeMap::new(),
+                purged: BTreeSet::new(),
+                vanished: BTreeMap::new(),
                 now: BEGINNING_MS / 1000,
             })),
         };
@@ -151,6 +162,27 @@ impl World {
     /// A worker that has been there for long, with its node, not launched by us.
     pub fn add_worker(&self, number: u32) -> InstanceId {
         self.add_machine(&format!("i-worker{number}"), &format!("worker-{number}"), false)
+    }
+
+    /// A worker that an old writer launched: it lacks all of our tags.
+    pub fn add_untagged_worker(&self, number: u32) -> InstanceId {
+        let id = self.add_worker(number);
+        if let Some(machine) = self.lock().machines.get_mut(&id) {
+            machine.instance.tags.clear();
+        }
+        id
+    }
+
+    /// An instance that an old writer launched and that never joined.
+    pub fn add_untagged_instance(&self, id: &str) -> InstanceId {
+        let id = self.add_machine(id, id, false);
+        let mut inner = self.lock();
+        inner.nodes.remove(id.as_str());
+        if let Some(machine) = inner.machines.get_mut(&id) {
+            machine.instance.tags.clear();
+            machine.node = None;
+        }
+        id
     }
 
     /// A control-plane node.
@@ -275,9 +307,79 @@ impl World {
         inner.end(id);
     }
 
-    /// A node object vanishes, its instance does not.
+    /// Somebody else ends an instance, and the cloud forgets it: it is not listed, and not found.
+    pub fn purge(&self, id: &InstanceId) {
+        if self.lock().machines.contains_key(id) {
+            self.kill(id);
+            self.lock().purged.insert(id.clone());
+        }
+    }
+
+    /// A node object vanishes, its instance does not. Its pods are collected after a minute.
     pub fn vanish(&self, node: &str) {
-        self.lock().nodes.remove(node);
+        let mut inner = self.at_now();
+        inner.nodes.remove(node);
+        let until = inner.now + 60;
+        inner.vanished.insert(node.to_owned(), until);
+    }
+
+    /// A machine registers again under another name; its pods go on, and its old node is gone.
+    pub fn rename(&self, node: &str, name: &str) {
+        let mut inner = self.at_now();
+        let number = inner.number();
+        let Some(old) = inner.nodes.remove(node) else { return };
+        let renamed = Node {
+            name: name.to_owned(),
+            uid: format!("uid-{number}"),
+            version: number.to_string(),
+            created_epoch: inner.now,
+            unschedulable: false,
+            cordoned_by: None,
+            released_by: None,
+            ..old
+        };
+        inner.nodes.insert(name.to_owned(), renamed);
+        for pod in inner.pods.values_mut().filter(|pod| pod.node.as_deref() == Some(node)) {
+            pod.node = Some(name.to_owned());
+        }
+        for machine in inner.machines.values_mut().filter(|machine| machine.node.as_deref() == Some(node)) {
+            machine.node = Some(name.to_owned());
+        }
+    }
+
+    /// Nothing says any more which instance the node is, as of a stock k3s node.
+    pub fn lose_match(&self, node: &str) {
+        let mut inner = self.at_now();
+        let version = inner.next_version();
+        if let Some(node) = inner.nodes.get_mut(node) {
+            node.provider_id = Some(format!("k3s://{}", node.name));
+            node.version = version;
+        }
+    }
+
+    /// A node is Ready, or not; its pods stay.
+    pub fn set_ready(&self, node: &str, ready: bool) {
+        if let Some(node) = self.at_now().nodes.get_mut(node) {
+            node.ready = ready;
+        }
+    }
+
+    /// Calls of that name (`terminate`, `tag`, `cordon`, `release`, `untaint`, `evict`) on that instance, node
+    /// or pod are denied before that epoch second.
+    pub fn deny(&self, call: &'static str, target: &str, until: i64) {
+        self.lock().denied.insert((call, target.to_owned()), until);
+    }
+
+    /// Somebody deletes the state item.
+    ///
+    /// # Panics
+    /// If the memory store refuses it, which it does not.
+    pub fn lose_item(&self) {
+        let when = tenure_store::Condition::Always;
+        let write = Write::Delete { table: STATE_TABLE.to_owned(), key: state_key(), when };
+        at_once(self.store.write(Monotonic::NEVER, &write))
+            .and_then(Result::ok)
+            .expect("the memory store writes at once");
     }
 
     /// The state item becomes this, as an old writer would leave it. No checker is told.
@@ -321,6 +423,18 @@ impl World {
         inner.machines.values().filter(|m| m.instance.is_live()).map(|m| m.instance.id.clone()).collect()
     }
 
+    /// An instance, live or not.
+    #[must_use]
+    pub fn instance(&self, id: &InstanceId) -> Option<Instance> {
+        self.lock().machines.get(id).map(|machine| machine.instance.clone())
+    }
+
+    /// How many pods that a drain would move are on a node.
+    #[must_use]
+    pub fn pods_on(&self, node: &str) -> usize {
+        self.at_now().pods_to_drain(node)
+    }
+
     /// Nodes, by name.
     #[must_use]
     pub fn nodes(&self) -> BTreeMap<String, Node> {
@@ -362,13 +476,15 @@ impl World {
     pub fn final_violations(&self) -> Vec<Violation> {
         let state = self.state();
         let mut inner = self.lock();
-        let Inner { ledger, machines, nodes, cordoned_by_person, .. } = &mut *inner;
+        let Inner { ledger, machines, nodes, cordoned_by_person, cordoned_by_old, .. } = &mut *inner;
         let instances: Vec<_> = machines.values().map(|machine| &machine.instance).collect();
         let live_nodes = machines
             .values()
             .filter(|machine| machine.instance.is_live())
             .filter_map(|machine| nodes.get(machine.node.as_ref()?));
-        ledger.at_the_end(&state, &instances, live_nodes, cordoned_by_person);
+        // What an old writer cordons and forgets has no mark: nobody can tell it from a person's.
+        let others: BTreeSet<String> = cordoned_by_person.union(cordoned_by_old).cloned().collect();
+        ledger.at_the_end(&state, &instances, live_nodes, &others);
         inner.ledger.violations.clone()
     }
 
@@ -377,7 +493,18 @@ impl World {
     /// The edges of an executor, behind its gate.
     #[must_use]
     pub fn ports(&self, gate: &Gate) -> Ports {
-        let edge = Arc::new(Edge { world: self.clone(), gate: gate.clone() });
+        self.edge(gate, false)
+    }
+
+    /// The edges of an old writer that is at work beside ours: it knows none of our tags and marks, and the
+    /// checkers do not hold it to our rules.
+    #[must_use]
+    pub fn old_ports(&self, gate: &Gate) -> Ports {
+        self.edge(gate, true)
+    }
+
+    fn edge(&self, gate: &Gate, is_old: bool) -> Ports {
+        let edge = Arc::new(Edge { world: self.clone(), gate: gate.clone(), is_old });
         Ports { store: edge.clone(), cloud: edge.clone(), cluster: edge.clone(), metrics: edge }
     }
 
@@ -413,6 +540,12 @@ impl World {
             .name(name)
             .build()
             .expect("a scenario has a policy that can be carried out")
+    }
+
+    /// An old writer that is at work beside ours.
+    #[must_use]
+    pub fn old_writer(&self, writer: OldWriter) -> SeedExecutor {
+        SeedExecutor::new(self.old_ports(&Gate::open()), self.policy(), self.env(), writer)
     }
 
     /// The policy.
@@ -510,10 +643,24 @@ impl Inner {
                 machine.node = Some(name);
             }
         }
+        let collected: Vec<String> = self
+            .vanished
+            .iter()
+            .filter(|(name, until)| **until <= self.now && !self.nodes.contains_key(*name))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in collected {
+            self.vanished.remove(&name);
+            self.displace(|pod| pod.node.as_deref() == Some(&name));
+        }
         let ready = |machine: &&Machine| machine.ready_at.is_some_and(|at| at <= self.now);
         let now_ready: Vec<String> =
             self.machines.values().filter(ready).filter_map(|machine| machine.node.clone()).collect();
         for name in now_ready {
+            // Once: what happens to it later is the story's.
+            for machine in self.machines.values_mut().filter(|machine| machine.node.as_ref() == Some(&name)) {
+                machine.ready_at = None;
+            }
             if let Some(node) = self.nodes.get_mut(&name).filter(|node| !node.ready) {
                 node.ready = true;
             }
@@ -542,6 +689,23 @@ impl Inner {
             .values()
             .filter(|pod| pod.node.as_ref() == Some(&node.name))
             .fold(node.allocatable, |left, pod| left.less(pod.requests))
+    }
+
+    /// An old writer that clears a scale-down forgets what it cordoned.
+    fn cordons_forgotten(&mut self, before: &Item, after: &Item) {
+        if before.get("scaleDownActionId").is_some() && after.get("scaleDownActionId").is_none() {
+            let unmarked = |node: &&Node| node.unschedulable && node.cordoned_by.is_none();
+            self.cordoned_by_old.extend(self.nodes.values().filter(unmarked).map(|node| node.name.clone()));
+        }
+    }
+
+    fn permits(&self, call: &'static str, target: &str) -> Result<()> {
+        match self.denied.get(&(call, target.to_owned())) {
+            Some(until) if self.now < *until => {
+                Err(Error::new(Kind::Denied, format!("injected: not authorized to {call} {target}")))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn budget_blocks(&self, manner: Manner) -> bool {
@@ -578,7 +742,7 @@ impl Inner {
         }
     }
 
-    fn launch(&mut self, order: &LaunchOrder) -> Result<Launch> {
+    fn launch(&mut self, order: &LaunchOrder, by_old: bool) -> Result<Launch> {
         self.changes += 1;
         if let Some(id) = self.tokens.get(&order.token) {
             let same = self.machines.get(id).is_some_and(|machine| {
@@ -606,10 +770,12 @@ impl Inner {
             state: InstanceState::Running,
             private_ip: None,
             launched_epoch: self.now,
-            tags: order.tags.clone(),
+            tags: if by_old { BTreeMap::new() } else { order.tags.clone() },
         };
         let joins_at = (!self.never_join.contains(&launch)).then_some(self.now + self.join_after);
-        self.ledger.launched(&instance);
+        if !by_old {
+            self.ledger.launched(&instance);
+        }
         let machine = Machine {
             instance,
             listed_from: self.now + self.listed_after,
@@ -644,6 +810,7 @@ impl Inner {
 struct Edge {
     world: World,
     gate: Gate,
+    is_old: bool,
 }
 
 #[async_trait]
@@ -651,7 +818,9 @@ impl Cloud for Edge {
     async fn instances(&self, _by: Monotonic, also: &[InstanceId]) -> Result<Vec<Instance>> {
         let call = async {
             let inner = self.world.at_now();
-            let listed = |machine: &&Machine| machine.listed_from <= inner.now;
+            let listed = |machine: &&Machine| {
+                machine.listed_from <= inner.now && !inner.purged.contains(&machine.instance.id)
+            };
             let ours = |machine: &&Machine| {
                 machine.instance.tag(tags::CLUSTER) == Some(&inner.policy.cluster)
                     || also.contains(&machine.instance.id)
@@ -668,7 +837,7 @@ impl Cloud for Edge {
     }
 
     async fn launch(&self, _by: Monotonic, order: &LaunchOrder) -> Result<Launch> {
-        let call = async { self.world.at_now().launch(order) };
+        let call = async { self.world.at_now().launch(order, self.is_old) };
         self.gate.pass("launch", true, call).await
     }
 
@@ -677,18 +846,26 @@ impl Cloud for Edge {
             let state = self.world.state();
             let mut inner = self.world.at_now();
             inner.changes += 1;
-            let Some(machine) = inner.machines.get(id).cloned() else { return Ok(Ended::NotFound) };
+            inner.permits("terminate", id.as_str())?;
+            let Some(machine) = inner.machines.get(id).filter(|_| !inner.purged.contains(id)).cloned() else {
+                return Ok(Ended::NotFound);
+            };
             if !machine.instance.is_live() {
                 return Ok(Ended::Accepted);
             }
             let node = machine.node.as_ref().and_then(|name| inner.nodes.get(name)).cloned();
-            let pods = node.as_ref().map_or(0, |node| inner.pods_to_drain(&node.name));
-            inner.ledger.terminated(&Termination {
-                state: &state,
-                instance: &machine.instance,
-                node: node.as_ref(),
-                pods,
-            });
+            // Also of a node object that vanished: its pods run until they are collected.
+            let pods = machine.node.as_ref().map_or(0, |name| inner.pods_to_drain(name));
+            if self.is_old {
+                inner.ledger.killed_by_others(id);
+            } else {
+                inner.ledger.terminated(&Termination {
+                    state: &state,
+                    instance: &machine.instance,
+                    node: node.as_ref(),
+                    pods,
+                });
+            }
             inner.end(id);
             Ok(Ended::Accepted)
         };
@@ -699,7 +876,11 @@ impl Cloud for Edge {
         let call = async {
             let mut inner = self.world.at_now();
             inner.changes += 1;
-            if let Some(machine) = inner.machines.get_mut(id) {
+            inner.permits("tag", id.as_str())?;
+            if inner.purged.contains(id) {
+                return Err(Error::invalid(format!("InvalidInstanceID.NotFound: {id}")));
+            }
+            if let Some(machine) = inner.machines.get_mut(id).filter(|_| !self.is_old) {
                 machine.instance.tags.insert(name.to_owned(), value.to_owned());
             }
             Ok(())
@@ -724,11 +905,16 @@ impl Cluster for Edge {
         let call = async {
             let state = self.world.state();
             let mut inner = self.world.at_now();
+            inner.permits("cordon", node)?;
             let patched = inner.patch(node, version, |node| {
                 node.unschedulable = true;
-                node.cordoned_by = Some(mark.clone());
+                if !self.is_old {
+                    node.cordoned_by = Some(mark.clone());
+                }
             });
-            if patched == Patched::Done {
+            if self.is_old {
+                inner.cordoned_by_old.insert(node.to_owned());
+            } else if patched == Patched::Done {
                 inner.ledger.cordoned(&state, node, &mark.action);
             }
             Ok(patched)
@@ -746,6 +932,7 @@ impl Cluster for Edge {
     ) -> Result<Patched> {
         let call = async {
             let mut inner = self.world.at_now();
+            inner.permits("release", node)?;
             let before = inner.nodes.get(node).cloned();
             let patched = inner.patch(node, version, |node| {
                 node.released_by = Some(action.clone());
@@ -766,7 +953,9 @@ impl Cluster for Edge {
     async fn untaint(&self, _by: Monotonic, node: &str, version: &str) -> Result<Patched> {
         let call = async {
             let mut inner = self.world.at_now();
-            Ok(inner.patch(node, version, |node| node.startup_taint = false))
+            inner.permits("untaint", node)?;
+            // An old writer knows no such taint.
+            Ok(inner.patch(node, version, |node| node.startup_taint = node.startup_taint && self.is_old))
         };
         self.gate.pass("untaint", true, call).await
     }
@@ -785,6 +974,7 @@ impl Cluster for Edge {
             if inner.budget_blocks(manner) {
                 return Ok(Evicted::Blocked("its disruption budget allows none now".to_owned()));
             }
+            inner.permits("evict", &pod.name)?;
             if manner != Manner::DryRun {
                 inner.changes += 1;
                 let instance = inner
@@ -792,7 +982,9 @@ impl Cluster for Edge {
                     .values()
                     .find(|machine| machine.node.is_some() && machine.node == pod.node)
                     .map(|machine| machine.instance.id.clone());
-                inner.ledger.evicted(&pod, instance.as_ref(), manner == Manner::Force);
+                if !self.is_old {
+                    inner.ledger.evicted(&pod, instance.as_ref(), manner == Manner::Force);
+                }
                 inner.displace(|other| other.uid == pod.uid);
             }
             Ok(Evicted::Accepted)
@@ -832,6 +1024,11 @@ impl Metrics for Edge {
     async fn ready_nodes(&self, _by: Monotonic) -> Result<BTreeSet<String>> {
         let call = async {
             let inner = self.world.at_now();
+            match inner.measuring {
+                Measuring::Failing => return Err(Error::unavailable("injected: no metrics")),
+                Measuring::Empty => return Ok(BTreeSet::new()),
+                Measuring::Fresh | Measuring::Stale => {}
+            }
             Ok(inner.nodes.values().filter(|node| node.ready).map(|node| node.name.clone()).collect())
         };
         self.gate.pass("ready nodes", false, call).await
@@ -857,12 +1054,16 @@ impl Store for Edge {
         if write.table() != STATE_TABLE {
             return self.gate.pass("log", true, self.world.store.write(by, write)).await;
         }
+        let sent = self.world.epoch();
         let call = async {
             let before = self.world.item();
             let written = self.world.store.write(by, write).await?;
             if let Written::Applied(after) = &written {
                 let mut inner = self.world.at_now();
                 inner.changes += 1;
+                if self.is_old {
+                    inner.cordons_forgotten(&before, after);
+                }
                 let Inner { ledger, machines, nodes, now, measuring, .. } = &mut *inner;
                 let workers: Vec<(&Instance, Option<&Node>)> = machines
                     .values()
@@ -870,7 +1071,9 @@ impl Store for Edge {
                         (&machine.instance, machine.node.as_ref().and_then(|name| nodes.get(name)))
                     })
                     .collect();
-                ledger.wrote(*now, &before, after, &workers, *measuring == Measuring::Fresh);
+                let measured = *measuring == Measuring::Fresh;
+                let moment = Moment { now: *now, sent, measured, by_old: self.is_old };
+                ledger.wrote(&moment, &before, after, &workers);
             }
             Ok(written)
         };
