@@ -41,6 +41,16 @@ impl Cache {
         self.root.join("kubernetes").join(version)
     }
 
+    /// Debian's Prometheus; it exists only once the program is in it.
+    pub(crate) fn prometheus(&self) -> PathBuf {
+        self.root.join("prometheus")
+    }
+
+    /// An environment of Python's with one program at one version; it exists only once fully installed.
+    pub(crate) fn python(&self, program: &str, version: &str) -> PathBuf {
+        self.root.join("python").join(format!("{program}-{version}"))
+    }
+
     /// Where `--cfg planted` builds: never mixed with what is run in earnest.
     pub(crate) fn planted_target(&self) -> PathBuf {
         self.root.join("planted-target")

@@ -54,7 +54,8 @@ enum Chore {
         #[arg(conflicts_with = "embedded")]
         step: Option<SetupStep>,
     },
-    /// Scratch servers on loopback: Postgres, the DynamoDB and Kinesis emulators, a Kubernetes API server.
+    /// Scratch servers on loopback: Postgres, emulators of DynamoDB, Kinesis and EC2, Prometheus, a Kubernetes
+    /// API server.
     Services {
         #[command(subcommand)]
         verb: ServicesVerb,

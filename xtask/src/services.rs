@@ -14,6 +14,7 @@
 mod kubernetes;
 mod port;
 mod process;
+mod prometheus;
 mod server;
 
 use std::fs::{self, File, Permissions};
@@ -44,11 +45,12 @@ const START_ATTEMPTS_MAX: u32 = 3;
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Settings of a developer's shell that would steer an SDK away from the emulators.
-const FOREIGN_SETTINGS: [&str; 5] = [
+const FOREIGN_SETTINGS: [&str; 6] = [
     "AWS_PROFILE",
     "AWS_SESSION_TOKEN",
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_DYNAMODB",
+    "AWS_ENDPOINT_URL_EC2",
     "AWS_ENDPOINT_URL_KINESIS",
 ];
 
@@ -380,7 +382,8 @@ fn environment(state: &State) -> Vec<(&'static str, String)> {
         // Otherwise an SDK without credentials asks an address that does not answer here.
         ("AWS_EC2_METADATA_DISABLED", "true"),
     ];
-    urls.chain(credentials.map(|(name, value)| (name, value.to_owned()))).collect()
+    let more = state.services.iter().flat_map(|service| service.name.more_variables(&service.dir));
+    urls.chain(more).chain(credentials.map(|(name, value)| (name, value.to_owned()))).collect()
 }
 
 fn export_lines(environment: &[(&str, String)]) -> Vec<String> {

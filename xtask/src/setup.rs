@@ -4,7 +4,10 @@
 //! at pinned versions into the cache, each in a folder that appears only when complete, so looking
 //! for the folder is the whole check and a second run is quick.
 
+mod debian;
 mod kubernetes;
+mod moto;
+mod prometheus;
 
 use std::env;
 use std::fs;
@@ -41,6 +44,12 @@ pub(crate) enum Need {
     Openssl,
     /// An API server and etcd, from Debian's sources.
     Kubernetes,
+    /// Unpacked from Debian's package.
+    Prometheus,
+    /// With `venv`: emulators of Python's.
+    Python,
+    /// The emulator of EC2.
+    Moto,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,9 +69,18 @@ const LOOPBACK_SOURCE: &str = include_str!("services/loopback.c");
 
 /// What tests need, and services for tests run by hand: what benchmarks need, and an API server.
 pub(crate) fn needs_of_tests(embedded: bool) -> Vec<Need> {
-    let mut needs = needs(embedded);
+    let mut needs = needs_without_kubernetes(embedded);
     if !embedded {
         needs.extend(needs_of_kubernetes());
+    }
+    needs
+}
+
+/// What tests need that leave the API server out.
+pub(crate) fn needs_without_kubernetes(embedded: bool) -> Vec<Need> {
+    let mut needs = needs(embedded);
+    if !embedded {
+        needs.extend([Need::Prometheus, Need::Python, Need::Moto]);
     }
     needs
 }
@@ -123,6 +141,9 @@ impl Need {
             Need::Rsync => "rsync",
             Need::Openssl => "openssl",
             Need::Kubernetes => "the Kubernetes API server",
+            Need::Prometheus => "Prometheus",
+            Need::Python => "Python with venv",
+            Need::Moto => "moto",
         }
     }
 
@@ -145,6 +166,10 @@ impl Need {
             Need::Rsync => on_path("rsync").is_some() || kubernetes::is_there(cache),
             Need::Openssl => on_path("openssl").is_some(),
             Need::Kubernetes => kubernetes::is_there(cache),
+            Need::Prometheus => prometheus::is_there(cache),
+            // Only what is installed by it needs it.
+            Need::Python => moto::is_there(cache) || has_venv(),
+            Need::Moto => moto::is_there(cache),
         }
     }
 
@@ -159,7 +184,14 @@ impl Need {
             Need::Go => &["golang-go"],
             Need::Rsync => &["rsync"],
             Need::Openssl => &["openssl"],
-            Need::Nextest | Need::Deny | Need::Npm(_) | Need::Loopback | Need::Kubernetes => &[],
+            Need::Python => &["python3-venv"],
+            Need::Nextest
+            | Need::Deny
+            | Need::Npm(_)
+            | Need::Loopback
+            | Need::Kubernetes
+            | Need::Prometheus
+            | Need::Moto => &[],
         }
     }
 
@@ -175,6 +207,8 @@ impl Need {
             Need::Npm(package) => package.install(cache),
             Need::Loopback => build_loopback(&cache.loopback()),
             Need::Kubernetes => kubernetes::build(cache),
+            Need::Prometheus => prometheus::install(cache),
+            Need::Moto => moto::install(cache),
             Need::Compiler
             | Need::Postgres
             | Need::Java
@@ -182,7 +216,8 @@ impl Need {
             | Need::Faketime
             | Need::Go
             | Need::Rsync
-            | Need::Openssl => Ok(()),
+            | Need::Openssl
+            | Need::Python => Ok(()),
         }
     }
 }
@@ -317,6 +352,15 @@ fn build_loopback(folder: &Path) -> Result<()> {
 // === Looking ===
 
 pub(crate) use kubernetes::programs as kubernetes_programs;
+pub(crate) use moto::python as moto_python;
+pub(crate) use prometheus::program as prometheus_program;
+
+/// Debian's Python comes without what makes an environment.
+fn has_venv() -> bool {
+    let mut python = Command::new("python3");
+    let output = python.args(["-c", "import ensurepip, venv"]).output();
+    output.is_ok_and(|output| output.status.success())
+}
 
 /// The folder with Postgres's programs: Debian keeps them off the PATH, by version.
 pub(crate) fn postgres_programs() -> Option<PathBuf> {
@@ -359,6 +403,7 @@ mod tests {
         assert!(needs_of_tests(false).contains(&Need::Kubernetes));
         assert!(!needs_of_tests(true).contains(&Need::Kubernetes));
         assert!(!needs(false).contains(&Need::Kubernetes));
+        assert!(!needs_without_kubernetes(false).contains(&Need::Kubernetes));
     }
 
     #[test]

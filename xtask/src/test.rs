@@ -22,7 +22,7 @@ pub(crate) struct Selection {
 
 /// Runs everything even after a failure, so that one run tells all that is wrong.
 pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
-    setup::ensure(cache, setup::needs(selection.embedded))?;
+    setup::ensure(cache, setup::needs_without_kubernetes(selection.embedded))?;
     let has_kubernetes = !selection.embedded && is_kubernetes_there(cache);
     build(&selection)?;
     let instances = Instances::of(cache);
@@ -40,7 +40,7 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
 
     let mut tests = nextest(&selection);
     if !selection.embedded && !has_kubernetes {
-        tests.args(["--filterset", "not test(/^capacity::kubernetes::/)"]);
+        tests.args(["--filterset", "not (kind(test) & test(/(^|::)kubernetes::/))"]);
     }
     let mut runs = vec![("tests", run(tests.args(&selection.nextest))?)];
     // Whoever names tests means those.

@@ -8,15 +8,21 @@
 //!   table.rs · change.rs      the one transition table: writes, checker, documentation
 //!   machine.rs                step(state, observation, policy, now) -> effects; pure
 //!   executor.rs · ports.rs    carries them out: store, cloud, cluster, metrics
+//!   kubernetes.rs             the cluster by its API server    (feature `kubernetes`)
+//!   prometheus.rs             loads by its HTTP API            (feature `prometheus`)
 //! ```
 
 pub mod change;
 mod executor;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 pub mod log;
 pub mod machine;
 pub mod observation;
 mod policy;
 pub mod ports;
+#[cfg(feature = "prometheus")]
+pub mod prometheus;
 pub mod rows;
 pub mod rules;
 pub mod state;

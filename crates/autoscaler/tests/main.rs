@@ -1,9 +1,13 @@
-//! Behaviour of the whole crate, on a simulated cloud and cluster.
+//! Behaviour of the whole crate, on a simulated cloud and cluster; and of the drivers, on real servers.
 
 mod bad_input;
 mod crash_matrix;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
 mod old_writers;
 mod ordering_rules;
+#[cfg(feature = "prometheus")]
+mod prometheus;
 mod seed_items;
 mod stories;
 mod table;

@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::kubernetes;
 use super::port::Ports;
+use super::{kubernetes, prometheus};
 use crate::cache::Cache;
 use crate::setup;
 
@@ -37,6 +37,10 @@ pub(crate) enum Kind {
     Kinesalite,
     /// An API server with its etcd, and nothing that would run a pod.
     Kubernetes,
+    /// Scrapes what tests tell it to.
+    Prometheus,
+    /// EC2, and nothing else: as a store or a stream it loses what it acknowledged.
+    Moto,
 }
 
 /// A server's command line, ready to be started in a folder of its own.
@@ -58,7 +62,7 @@ impl Kind {
     pub(crate) fn of_tests(embedded: bool) -> Vec<Kind> {
         let mut kinds = Kind::wanted(embedded).to_vec();
         if !embedded {
-            kinds.push(Kind::Kubernetes);
+            kinds.extend([Kind::Prometheus, Kind::Moto, Kind::Kubernetes]);
         }
         kinds
     }
@@ -81,6 +85,8 @@ impl Kind {
             Kind::KinesisLocal => "kinesis-local",
             Kind::Kinesalite => "kinesalite",
             Kind::Kubernetes => "kubernetes",
+            Kind::Prometheus => "prometheus",
+            Kind::Moto => "moto",
         }
     }
 
@@ -93,6 +99,19 @@ impl Kind {
             Kind::KinesisLocal => "TENURE_TEST_KINESIS_LOCAL",
             Kind::Kinesalite => "TENURE_TEST_KINESALITE",
             Kind::Kubernetes => "TENURE_TEST_KUBERNETES",
+            Kind::Prometheus => "TENURE_TEST_PROMETHEUS",
+            Kind::Moto => "TENURE_TEST_MOTO",
+        }
+    }
+
+    /// What else tests must know; `dir` is the server's own folder.
+    pub(crate) fn more_variables(self, dir: &Path) -> Option<(&'static str, String)> {
+        match self {
+            Kind::Prometheus => {
+                let targets = prometheus::targets_path(dir).display().to_string();
+                Some(("TENURE_TEST_PROMETHEUS_TARGETS", targets))
+            }
+            _ => None,
         }
     }
 
@@ -121,6 +140,8 @@ impl Kind {
             Kind::KinesisLocal => Ok(kinesis_local(cache, port, ports.take()?)),
             Kind::Kinesalite => Ok(kinesalite(cache, port)),
             Kind::Kubernetes => kubernetes::launch(cache, dir, port, [ports.take()?, ports.take()?]),
+            Kind::Prometheus => prometheus::launch(cache, dir, port),
+            Kind::Moto => moto(cache, port),
         }
     }
 
@@ -135,6 +156,8 @@ impl Kind {
                 answers_request(port, "Kinesis_20131202.ListStreams", "1.1").unwrap_or(false)
             }
             Kind::Kubernetes => kubernetes::answers(port),
+            Kind::Prometheus => answers_get(port, "/-/ready").unwrap_or(false),
+            Kind::Moto => answers_get(port, "/moto-api/data.json").unwrap_or(false),
         }
     }
 }
@@ -277,6 +300,13 @@ fn kinesalite(cache: &Cache, port: u16) -> Launch {
     Launch { program: "node".into(), arguments, environment, user: None }
 }
 
+fn moto(cache: &Cache, port: u16) -> Result<Launch> {
+    let python = setup::moto_python(cache).context("no moto: run `cargo xtask setup`")?;
+    let port = port.to_string();
+    let arguments = ["-m", "moto.server", "-H", "127.0.0.1", "-p", &port].map(OsString::from).into();
+    Ok(Launch { program: python.into(), arguments, environment: Vec::new(), user: None })
+}
+
 /// Both emulators count the shards of all streams together, and many tests share one emulator.
 const SHARDS_MAX: &str = "20000";
 
@@ -300,6 +330,18 @@ fn answers_request(port: u16, operation: &str, json_version: &str) -> Result<boo
          Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/{service}/aws4_request, \
          SignedHeaders=host, Signature=00\r\n\r\n{{}}"
     )?;
+    let mut status = [0; 12];
+    stream.read_exact(&mut status)?;
+    Ok(&status == b"HTTP/1.1 200")
+}
+
+/// Asks for a page and wants a 200.
+fn answers_get(port: u16, path: &str) -> Result<bool> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut stream = TcpStream::connect_timeout(&address, PROBE_TIMEOUT)?;
+    stream.set_read_timeout(Some(PROBE_TIMEOUT))?;
+    stream.set_write_timeout(Some(PROBE_TIMEOUT))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
     let mut status = [0; 12];
     stream.read_exact(&mut status)?;
     Ok(&status == b"HTTP/1.1 200")

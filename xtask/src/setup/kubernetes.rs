@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cache::Cache;
 use crate::child;
 use crate::progress::Step;
+use crate::setup::debian::unpack_package;
 
 /// What Debian 12 carries.
 const VERSION: &str = "1.20.2";
@@ -141,27 +142,6 @@ fn unpack_etcd(work: &Path, bin: &Path, step: &Step) -> Result<()> {
     let etcd = unpack_package("etcd-server", work, step)?.join("usr/bin/etcd");
     fs::copy(&etcd, bin.join("etcd")).with_context(|| format!("copy {}", etcd.display()))?;
     Ok(())
-}
-
-/// Downloads a Debian package and unpacks it; nothing is installed.
-fn unpack_package(name: &str, work: &Path, step: &Step) -> Result<PathBuf> {
-    let folder = work.join(name);
-    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
-    let mut download = Command::new("apt-get");
-    if rustix::process::geteuid().is_root() {
-        download.args(["-o", "APT::Sandbox::User=root"]);
-    }
-    download.args(["-q", "download", name]).current_dir(&folder);
-    child::run_quietly(&mut download, step).with_context(|| {
-        format!("fetch the package `{name}`: run `apt-get update` as root, and this again")
-    })?;
-    let files = fs::read_dir(&folder).context("list the packages")?.flatten();
-    let package = files.map(|entry| entry.path()).find(|path| path.extension().is_some_and(|it| it == "deb"));
-    let package = package.context("apt-get downloaded no package")?;
-    let mut unpack = Command::new("dpkg-deb");
-    unpack.arg("-x").arg(&package).arg(&folder);
-    child::run_quietly(&mut unpack, step)?;
-    Ok(folder)
 }
 
 fn unpack(work: &Path, tarball: &Path, step: &Step) -> Result<PathBuf> {
