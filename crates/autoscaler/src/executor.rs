@@ -14,23 +14,22 @@
 //! No two executors have the same owner name: [`Executor::builder`] adds a nonce.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic};
 use tenure_store::{Item, Store, Written};
-use tracing::{info, warn};
+use tracing::warn;
 
+use crate::book::{Book, Places};
 use crate::change::Change;
-use crate::log::Event;
 use crate::machine::{Effect, Manner, Needs, Now, Step, needs, step};
 use crate::observation::{Answer, Observation, Readings, tags};
-use crate::policy::{Policy, Readiness, millis, seconds};
+use crate::policy::{Policy, Readiness, millis};
 use crate::ports::{Cloud, Cluster, Ended, Evicted, Launch, Metrics, Patched};
-use crate::rows::{self, decode, state_key};
+use crate::rows::decode;
 use crate::rules::Rule;
-use crate::state::{InstanceId, Interrupt, State};
-use crate::table::{self, Name};
+use crate::state::{InstanceId, State};
+use crate::table::Name;
 
 /// Most rounds of one tick: two actions of fifty targets with every phase written alone stay below.
 const ROUNDS_MAX: u32 = 500;
@@ -39,8 +38,6 @@ const REFUSALS_MAX: u32 = 5;
 /// After this many calls of one tick that nobody answered, the next tick tries again: each may have taken its
 /// whole time. Calls that were refused are not counted: they are answered at once.
 const UNANSWERED_MAX: u32 = 3;
-/// Most writes that a person's command tries before it gives up: each lost race is a write of another's.
-const ATTEMPTS_MAX: u32 = 10;
 
 /// The edges of an executor.
 #[derive(Debug, Clone)]
@@ -62,10 +59,7 @@ pub struct Builder {
     policy: Policy,
     env: Env,
     name: String,
-    state_table: String,
-    logs_table: Option<String>,
-    log_retention: Duration,
-    call_timeout: Duration,
+    places: Places,
 }
 
 impl Builder {
@@ -76,31 +70,10 @@ impl Builder {
         self
     }
 
-    /// The state table. `k3s-autoscaler-state` by default.
+    /// Where state and log are, and how they are kept. A call takes less than half a lease.
     #[must_use]
-    pub fn state_table(mut self, table: impl Into<String>) -> Self {
-        self.state_table = table.into();
-        self
-    }
-
-    /// The log's table, or none. `k3s-autoscaler-logs` by default.
-    #[must_use]
-    pub fn logs_table(mut self, table: Option<String>) -> Self {
-        self.logs_table = table;
-        self
-    }
-
-    /// How long events are kept. 90 days by default.
-    #[must_use]
-    pub fn log_retention(mut self, retention: Duration) -> Self {
-        self.log_retention = retention;
-        self
-    }
-
-    /// How long a single call may take. 10 s by default; less than half a lease.
-    #[must_use]
-    pub fn call_timeout(mut self, timeout: Duration) -> Self {
-        self.call_timeout = timeout;
+    pub fn places(mut self, places: Places) -> Self {
+        self.places = places;
         self
     }
 
@@ -110,23 +83,19 @@ impl Builder {
     /// `Invalid` if the policy cannot be carried out, or a call may take half a lease or longer.
     pub fn build(self) -> Result<Executor> {
         self.policy.validate()?;
-        if self.call_timeout * 2 >= self.policy.lease {
+        let call_timeout = self.places.call_timeout;
+        if call_timeout * 2 >= self.policy.lease {
             return Err(Error::invalid(format!(
                 "a call of {:?} is too long for a lease of {:?}: give less than half of it",
-                self.call_timeout, self.policy.lease
+                call_timeout, self.policy.lease
             )));
         }
-        let nonce = self.env.entropy.nonce();
-        let owner = format!("{}-{}", self.name, nonce.get(..8).unwrap_or(&nonce));
+        let book = Book::new(self.ports.store.clone(), &self.env, &self.name, self.places);
         Ok(Executor {
             ports: self.ports,
             policy: self.policy,
             clock: self.env.clock,
-            owner,
-            state_table: self.state_table,
-            logs_table: self.logs_table,
-            log_retention: self.log_retention,
-            call_timeout: self.call_timeout,
+            book,
             lease_until: None,
         })
     }
@@ -151,11 +120,7 @@ pub struct Executor {
     ports: Ports,
     policy: Policy,
     clock: Arc<dyn Clock>,
-    owner: String,
-    state_table: String,
-    logs_table: Option<String>,
-    log_retention: Duration,
-    call_timeout: Duration,
+    book: Book,
     /// Until when the own lease lasts, counted from when its last extension was sent.
     lease_until: Option<Monotonic>,
 }
@@ -171,44 +136,13 @@ impl Executor {
     /// An executor on these edges with this policy.
     #[must_use]
     pub fn builder(ports: Ports, policy: Policy, env: Env) -> Builder {
-        Builder {
-            ports,
-            policy,
-            env,
-            name: "tenure".to_owned(),
-            state_table: rows::STATE_TABLE.to_owned(),
-            logs_table: Some(rows::LOGS_TABLE.to_owned()),
-            log_retention: Duration::from_secs(90 * 86_400),
-            call_timeout: Duration::from_secs(10),
-        }
+        Builder { ports, policy, env, name: "tenure".to_owned(), places: Places::default() }
     }
 
-    /// Its name in `lockOwner`.
+    /// The state item and its log.
     #[must_use]
-    pub fn owner(&self) -> &str {
-        &self.owner
-    }
-
-    /// Creates the two tables if they are not there.
-    ///
-    /// # Errors
-    /// As the store's.
-    pub async fn ensure_tables(&self) -> Result<()> {
-        let by = self.by();
-        self.ports.store.ensure_table(by, &rows::state_table(&self.state_table)).await?;
-        if let Some(logs) = &self.logs_table {
-            self.ports.store.ensure_table(by, &rows::logs_table(logs)).await?;
-        }
-        Ok(())
-    }
-
-    /// The state as it is.
-    ///
-    /// # Errors
-    /// `Corrupt` if an attribute has another type; else as the store's.
-    pub async fn state(&self) -> Result<State> {
-        let item = self.ports.store.get(self.by(), &self.state_table, &state_key()).await;
-        decode(&item.map_err(|error| error.during("read the state item"))?.unwrap_or_default())
+    pub const fn book(&self) -> &Book {
+        &self.book
     }
 
     /// What a tick would do first, without doing it.
@@ -216,7 +150,7 @@ impl Executor {
     /// # Errors
     /// As [`Executor::tick`].
     pub async fn plan(&self) -> Result<(State, Step)> {
-        let state = self.state().await?;
+        let state = self.book.state().await?;
         let observation = self.observe(needs(&state, &[], &self.now(), &self.policy), &state).await?;
         let step = step(&state, &observation, &self.policy, &self.now());
         Ok((state, step))
@@ -291,73 +225,10 @@ impl Executor {
     /// The state is read before anything is listed: what began since then is refused by its `rev`.
     async fn begin_tick(&self) -> Result<(State, Option<Observation>)> {
         if Rule::ReadThenList.kept() {
-            return Ok((self.state().await?, None));
+            return Ok((self.book.state().await?, None));
         }
         let observation = self.observe(Needs::ALL, &State::default()).await?;
-        Ok((self.state().await?, Some(observation)))
-    }
-
-    /// Puts an interruption into the inbox. Telling it twice is telling it once.
-    ///
-    /// # Errors
-    /// `Unavailable` if it kept losing races; else as the store's.
-    pub async fn interrupt(&self, instance: &InstanceId, interrupt: Interrupt) -> Result<()> {
-        let change = Change::Interrupt { instance: instance.clone(), interrupt };
-        let told = |state: &State| state.interrupted().any(|(id, _)| id == instance);
-        self.command(&change, told).await
-    }
-
-    /// Asks that nothing new begins, or that it may again.
-    ///
-    /// # Errors
-    /// As [`Executor::interrupt`].
-    pub async fn pause(&self, paused: bool) -> Result<()> {
-        let change = if paused { Change::Pause } else { Change::Resume };
-        self.command(&change, |state| state.is_paused() == paused).await
-    }
-
-    /// Gives the item the form of this version.
-    ///
-    /// # Errors
-    /// As [`Executor::interrupt`].
-    pub async fn migrate(&self) -> Result<()> {
-        let mut attempts = 0;
-        loop {
-            let state = self.state().await?;
-            if state.is_migrated() {
-                return Ok(());
-            }
-            self.try_command(&state, &Change::Migrate, &mut attempts).await?;
-        }
-    }
-
-    async fn command(&self, change: &Change, is_done: impl Fn(&State) -> bool) -> Result<()> {
-        self.migrate().await?;
-        let mut attempts = 0;
-        loop {
-            let state = self.state().await?;
-            if is_done(&state) {
-                return Ok(());
-            }
-            self.try_command(&state, change, &mut attempts).await?;
-        }
-    }
-
-    async fn try_command(&self, state: &State, change: &Change, attempts: &mut u32) -> Result<()> {
-        *attempts += 1;
-        if *attempts > ATTEMPTS_MAX {
-            return Err(Error::unavailable("the state item keeps changing under this write: try again"));
-        }
-        let stamp = self.now().stamp(&self.policy);
-        let write = table::write(&self.state_table, state, change, &stamp)?;
-        match self.ports.store.write(self.by(), &write).await {
-            Ok(Written::Applied(item)) => self.log(state, &decode(&item)?, change, &[]).await,
-            Ok(Written::Refused(_)) => {}
-            // Read back: whether it landed is seen there.
-            Err(error) if error.kind() == Kind::Unknown => {}
-            Err(error) => return Err(error.during("write the state item")),
-        }
-        Ok(())
+        Ok((self.book.state().await?, Some(observation)))
     }
 
     // === looking ===
@@ -431,29 +302,29 @@ impl Executor {
         refusals: &mut u32,
     ) -> Result<Flow> {
         let stamp = self.now().stamp(&self.policy);
-        let write = match table::write(&self.state_table, state, change, &stamp) {
+        let write = match self.book.write_of(state, change, &stamp) {
             Ok(write) => write,
             // It was planned for a state that is not there any more.
             Err(error) if error.kind() == Kind::Invalid => {
                 warn!(error = %error.chain(), "a write does not fit what is there");
                 *refusals += 1;
-                *state = self.state().await?;
+                *state = self.book.state().await?;
                 return Ok(Flow::Again);
             }
             Err(error) => return Err(error),
         };
         let sent = self.clock.monotonic();
-        match self.ports.store.write(self.by(), &write).await {
+        match self.book.send(&write).await {
             Ok(Written::Applied(item)) => {
                 let after = decode(&item)?;
-                if after.lock_owner.as_deref() != Some(&self.owner) {
+                if after.lock_owner.as_deref() != Some(self.book.owner()) {
                     self.lease_until = None;
                 } else if change.name().row().extends_lease() {
                     // Counted from the send, and shorter by the skew than others believe.
                     self.lease_until = Some(sent + self.policy.lease.saturating_sub(self.policy.skew));
                 }
                 writes.push(change.name());
-                self.log(state, &after, change, reasons).await;
+                self.book.log(state, &after, change, reasons).await;
                 *state = after;
                 Ok(Flow::Next)
             }
@@ -465,24 +336,10 @@ impl Executor {
             // It may have landed. What is there says so, by our owner name and our action's id.
             Err(error) if error.kind() == Kind::Unknown => {
                 *refusals += 1;
-                *state = self.state().await?;
+                *state = self.book.state().await?;
                 Ok(Flow::Again)
             }
-            Err(error) => Err(error.during("write the state item")),
-        }
-    }
-
-    /// An event that cannot be stored is told and left out: the state is what counts.
-    async fn log(&self, before: &State, after: &State, change: &Change, reasons: &[String]) {
-        let title = change.name().row().title;
-        let now = self.now().epoch();
-        let event = Event::of(before, after, title, &self.owner, now, reasons);
-        let action = event.action.as_ref().map(ToString::to_string).unwrap_or_default();
-        info!(rev = event.rev, action_id = action, event = title, reasons = ?event.reasons, "state changed");
-        let Some(logs) = &self.logs_table else { return };
-        let write = event.write(logs, now + seconds(self.log_retention));
-        if let Err(error) = self.ports.store.write(self.by(), &write).await {
-            warn!(error = %error.chain(), rev = event.rev, "an event could not be logged");
+            Err(error) => Err(error),
         }
     }
 
@@ -563,13 +420,13 @@ impl Executor {
     // === time ===
 
     fn by(&self) -> Monotonic {
-        self.clock.deadline(self.call_timeout)
+        self.book.by()
     }
 
     fn now(&self) -> Now {
         Now {
             ms: self.clock.wall().as_millis(),
-            owner: self.owner.clone(),
+            owner: self.book.owner().to_owned(),
             lease_left_ms: self.lease_left_ms(),
         }
     }

@@ -7,11 +7,13 @@
 //!   state.rs · rows.rs        what is stored
 //!   table.rs · change.rs      the one transition table: writes, checker, documentation
 //!   machine.rs                step(state, observation, policy, now) -> effects; pure
-//!   executor.rs · ports.rs    carries them out: store, cloud, cluster, metrics
+//!   executor.rs · ports.rs    carries them out: cloud, cluster, metrics
+//!   book.rs                   the item and its log in a store
 //!   kubernetes.rs             the cluster by its API server    (feature `kubernetes`)
 //!   prometheus.rs             loads by its HTTP API            (feature `prometheus`)
 //! ```
 
+mod book;
 pub mod change;
 mod executor;
 #[cfg(feature = "kubernetes")]
@@ -30,6 +32,7 @@ pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
+pub use book::{Book, Places};
 pub use executor::{Builder, Executor, Ports, Tick};
 pub use machine::{Effect, Needs, Now, Step, needs, step};
 pub use policy::{Policy, Readiness};

@@ -243,7 +243,7 @@ fn attributes_of_others_stay() {
     let world = World::new(policy());
     world.put_item(item(IDLE).with("ownNotes", "kept"));
     let executor = world.executor("a", &Gate::open());
-    at_once(executor.pause(true)).unwrap().unwrap();
+    at_once(executor.book().pause(true)).unwrap().unwrap();
     assert_eq!(world.item().text("ownNotes"), Some("kept"));
     assert!(world.state().is_paused());
 }

@@ -140,11 +140,11 @@ pub(crate) fn check(world: World, timeline: &str) {
             ["interrupt", id] => {
                 let interrupt = Interrupt { kind: InterruptKind::Spot, at: world.epoch() };
                 let executor = world.executor("inbox", &Gate::open());
-                at_once(executor.interrupt(&id.into(), interrupt)).unwrap().unwrap();
+                at_once(executor.book().interrupt(&id.into(), interrupt)).unwrap().unwrap();
             }
             ["load", percent] => world.measure(Measuring::Fresh, percent.parse().unwrap()),
-            ["pause"] => at_once(world.executor("p", &Gate::open()).pause(true)).unwrap().unwrap(),
-            ["resume"] => at_once(world.executor("p", &Gate::open()).pause(false)).unwrap().unwrap(),
+            ["pause"] => at_once(world.executor("p", &Gate::open()).book().pause(true)).unwrap().unwrap(),
+            ["resume"] => at_once(world.executor("p", &Gate::open()).book().pause(false)).unwrap().unwrap(),
             ["cordon", node] => world.cordon_by_hand(node),
             ["live", count] => {
                 assert_eq!(world.live().len().to_string(), count, "`{line}`: {:?}", world.live())
@@ -644,6 +644,6 @@ fn every_write_has_an_event_with_its_reasons() {
     let told: Vec<_> = events.iter().map(|event| (event.rev, event.event.as_str())).collect();
     assert_eq!(told, [(1, "migrate"), (2, "begin up"), (3, "record")]);
     assert_eq!(events[1].reasons, ["2 pods wait for 1 workers"]);
-    assert_eq!(events[1].owner, executor.owner());
+    assert_eq!(events[1].owner, executor.book().owner());
     assert_eq!(events[1].action, world.state().up_action_id);
 }

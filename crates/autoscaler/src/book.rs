@@ -1,0 +1,220 @@
+//! The state item and its log, as a store holds them: what executors and people's commands share.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tenure_backend::{Env, Error, Kind, Result};
+use tenure_clock::{Clock, Monotonic};
+use tenure_store::{Item, Query, Store, StoreExt as _, Write, Written};
+use tracing::{info, warn};
+
+use crate::change::{Change, Stamp};
+use crate::log::Event;
+use crate::policy::seconds;
+use crate::rows::{self, CLUSTER, decode, state_key};
+use crate::state::{InstanceId, Interrupt, State};
+use crate::table;
+
+/// Most writes that a person's command tries before it gives up: each lost race is a write of another's.
+const ATTEMPTS_MAX: u32 = 10;
+
+/// Where the book is, and how it is kept.
+#[derive(Debug, Clone)]
+pub struct Places {
+    /// The state table.
+    pub state_table: String,
+    /// The log's table, or none.
+    pub logs_table: Option<String>,
+    /// How long events are kept.
+    pub log_retention: Duration,
+    /// How long a single call may take.
+    pub call_timeout: Duration,
+}
+
+impl Default for Places {
+    /// The tables of the old writers, 90 days, 10 s.
+    fn default() -> Self {
+        Self {
+            state_table: rows::STATE_TABLE.to_owned(),
+            logs_table: Some(rows::LOGS_TABLE.to_owned()),
+            log_retention: Duration::from_secs(90 * 86_400),
+            call_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+/// The state item and its log. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Book {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    owner: String,
+    places: Places,
+}
+
+impl Book {
+    /// The book in a store, for somebody of that name: a request id, a host name. A nonce is added.
+    #[must_use]
+    pub fn new(store: Arc<dyn Store>, env: &Env, name: &str, places: Places) -> Self {
+        let nonce = env.entropy.nonce();
+        let owner = format!("{name}-{}", nonce.get(..8).unwrap_or(&nonce));
+        Self { store, clock: env.clock.clone(), owner, places }
+    }
+
+    /// The name in `lockOwner` and in the log.
+    #[must_use]
+    pub fn owner(&self) -> &str {
+        &self.owner
+    }
+
+    /// Creates the two tables if they are not there.
+    ///
+    /// # Errors
+    /// As the store's.
+    pub async fn ensure_tables(&self) -> Result<()> {
+        let by = self.by();
+        self.store.ensure_table(by, &rows::state_table(&self.places.state_table)).await?;
+        if let Some(logs) = &self.places.logs_table {
+            self.store.ensure_table(by, &rows::logs_table(logs)).await?;
+        }
+        Ok(())
+    }
+
+    /// The item as it is, if there is one.
+    ///
+    /// # Errors
+    /// As the store's.
+    pub async fn item(&self) -> Result<Option<Item>> {
+        let item = self.store.get(self.by(), &self.places.state_table, &state_key()).await;
+        item.map_err(|error| error.during("read the state item"))
+    }
+
+    /// The state as it is; that of a cluster in which nothing ever happened if there is no item.
+    ///
+    /// # Errors
+    /// `Corrupt` if an attribute has another type; else as the store's.
+    pub async fn state(&self) -> Result<State> {
+        decode(&self.item().await?.unwrap_or_default())
+    }
+
+    /// Events since then, oldest first, so many at most, and what is there and is no event.
+    ///
+    /// # Errors
+    /// `Invalid` if no log is kept; else as the store's.
+    pub async fn events(&self, since_epoch: i64, most: usize) -> Result<(Vec<Event>, Vec<Error>)> {
+        let Some(logs) = &self.places.logs_table else {
+            return Err(Error::invalid("no table of events is configured, so there is no log"));
+        };
+        let items = self.store.query_all(self.by(), logs, Query::partition("pk", CLUSTER), most).await;
+        let items = items.map_err(|error| error.during("read the log"))?;
+        let (mut events, mut strange) = (Vec::new(), Vec::new());
+        for item in &items {
+            match Event::read(item) {
+                Ok(event) if event.epoch >= since_epoch => events.push(event),
+                Ok(_) => {}
+                Err(error) => strange.push(error),
+            }
+        }
+        Ok((events, strange))
+    }
+
+    // === what people and signals ask for ===
+
+    /// Puts an interruption into the inbox. Telling it twice is telling it once.
+    ///
+    /// # Errors
+    /// `Unavailable` if it kept losing races; else as the store's.
+    pub async fn interrupt(&self, instance: &InstanceId, interrupt: Interrupt) -> Result<()> {
+        let change = Change::Interrupt { instance: instance.clone(), interrupt };
+        let told = |state: &State| state.interrupted().any(|(id, _)| id == instance);
+        self.command(&change, told).await
+    }
+
+    /// Asks that nothing new begins, or that it may again.
+    ///
+    /// # Errors
+    /// As [`Book::interrupt`].
+    pub async fn pause(&self, paused: bool) -> Result<()> {
+        let change = if paused { Change::Pause } else { Change::Resume };
+        self.command(&change, |state| state.is_paused() == paused).await
+    }
+
+    /// Gives the item the form of this version.
+    ///
+    /// # Errors
+    /// As [`Book::interrupt`].
+    pub async fn migrate(&self) -> Result<()> {
+        let mut attempts = 0;
+        loop {
+            let state = self.state().await?;
+            if state.is_migrated() {
+                return Ok(());
+            }
+            self.try_command(&state, &Change::Migrate, &mut attempts).await?;
+        }
+    }
+
+    async fn command(&self, change: &Change, is_done: impl Fn(&State) -> bool) -> Result<()> {
+        self.migrate().await?;
+        let mut attempts = 0;
+        loop {
+            let state = self.state().await?;
+            if is_done(&state) {
+                return Ok(());
+            }
+            self.try_command(&state, change, &mut attempts).await?;
+        }
+    }
+
+    async fn try_command(&self, state: &State, change: &Change, attempts: &mut u32) -> Result<()> {
+        *attempts += 1;
+        if *attempts > ATTEMPTS_MAX {
+            return Err(Error::unavailable("the state item keeps changing under this write: try again"));
+        }
+        // A person's command holds no lease, and judges nobody's.
+        let now_ms = self.clock.wall().as_millis();
+        let stamp = Stamp { owner: self.owner.clone(), now_ms, lease_ms: 0, skew_ms: 0 };
+        match self.send(&self.write_of(state, change, &stamp)?).await {
+            Ok(Written::Applied(item)) => self.log(state, &decode(&item)?, change, &[]).await,
+            Ok(Written::Refused(_)) => {}
+            // Read back: whether it landed is seen there.
+            Err(error) if error.kind() == Kind::Unknown => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    // === for whoever carries out ===
+
+    /// The write of a change, as the transition table says.
+    ///
+    /// # Errors
+    /// `Invalid` if it does not fit the state.
+    pub(crate) fn write_of(&self, seen: &State, change: &Change, stamp: &Stamp) -> Result<Write> {
+        table::write(&self.places.state_table, seen, change, stamp)
+    }
+
+    pub(crate) async fn send(&self, write: &Write) -> Result<Written> {
+        let written = self.store.write(self.by(), write).await;
+        written.map_err(|error| error.during("write the state item"))
+    }
+
+    /// An event that cannot be stored is told and left out: the state is what counts.
+    pub(crate) async fn log(&self, before: &State, after: &State, change: &Change, reasons: &[String]) {
+        let title = change.name().row().title;
+        let now = self.clock.wall().as_seconds();
+        let event = Event::of(before, after, title, &self.owner, now, reasons);
+        let action = event.action.as_ref().map(ToString::to_string).unwrap_or_default();
+        info!(rev = event.rev, action_id = action, event = title, reasons = ?event.reasons, "state changed");
+        let Some(logs) = &self.places.logs_table else { return };
+        let write = event.write(logs, now + seconds(self.places.log_retention));
+        if let Err(error) = self.store.write(self.by(), &write).await {
+            warn!(error = %error.chain(), rev = event.rev, "an event could not be logged");
+        }
+    }
+
+    /// Until when a single call may take.
+    pub(crate) fn by(&self) -> Monotonic {
+        self.clock.deadline(self.places.call_timeout)
+    }
+}
