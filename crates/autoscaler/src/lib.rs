@@ -15,6 +15,7 @@
 
 mod book;
 pub mod change;
+pub mod check;
 mod executor;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;

@@ -12,7 +12,7 @@ use crate::commands::consumer::{capacity, consume, leases, workers};
 #[cfg(all(feature = "sqlite", feature = "postgres"))]
 use crate::commands::demo;
 use crate::commands::election::{elect, guard, leaders, resign};
-use crate::commands::{completions, config, dlq, doctor, init, man, store, stream};
+use crate::commands::{autoscale, completions, config, dlq, doctor, init, man, store, stream};
 use crate::duration;
 use crate::settings::{Flag, LogFormat};
 
@@ -130,6 +130,8 @@ pub(crate) enum Command {
     Workers(workers::Args),
     /// Explain how many leases a worker may hold
     Capacity(capacity::Args),
+    /// Look at the autoscaler's state and log, and pause it
+    Autoscale(autoscale::Args),
     /// Run a command while leading a shard
     Elect(elect::Args),
     /// Show who leads what

@@ -1,6 +1,7 @@
 //! The binary, run as a user runs it: in a directory of its own, by its arguments, judged by its output
 //! and exit status.
 
+mod autoscale;
 mod bad_input;
 #[cfg(feature = "postgres")]
 mod cdc;

@@ -1,5 +1,6 @@
 //! The commands, and what is made ready before one runs.
 
+pub(crate) mod autoscale;
 #[cfg(feature = "postgres")]
 pub(crate) mod cdc;
 pub(crate) mod completions;
@@ -123,6 +124,11 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
             let code = capacity::run(&context).await?;
             return context.out.flush().map(|()| code);
         }
+        Command::Autoscale(args) => {
+            let context = begin(load_with(&global, args.flags())?.settings, &global, out, false)?;
+            let code = autoscale::run(args, &context).await?;
+            return context.out.flush().map(|()| code);
+        }
         Command::Elect(args) => {
             let context = begin_to_tell(load(&global)?, &global, out)?;
             return elect::run(args, &context).await;
@@ -155,6 +161,7 @@ impl Command {
             Self::Cdc(args) => args.only_looks(),
             Self::Dlq(args) => args.only_looks(),
             Self::Leases(args) => args.only_looks(),
+            Self::Autoscale(args) => args.only_looks(),
             Self::Leaders(_) | Self::Workers(_) | Self::Capacity(_) | Self::Completions(_) | Self::Man(_) => {
                 true
             }

@@ -44,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) cdc: Capture,
     /// Who reads the stream, and how.
     pub(crate) consumer: Consumption,
+    /// Where the state of the autoscaler is.
+    pub(crate) autoscaler: Autoscaler,
 }
 
 /// `[store]`.
@@ -83,6 +85,16 @@ pub(crate) enum Pace {
     Balanced,
     /// 10 s, renewed every 3 s.
     Fast,
+}
+
+/// `[autoscaler]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Autoscaler {
+    /// The table of the state item, in the store. Default: `k3s-autoscaler-state`.
+    pub(crate) state_table: String,
+    /// The table of its log. Default: `k3s-autoscaler-logs`.
+    pub(crate) logs_table: String,
 }
 
 /// `[log]`.
@@ -150,6 +162,30 @@ impl Default for Election {
     }
 }
 
+impl Default for Autoscaler {
+    fn default() -> Self {
+        use tenure_autoscaler::rows::{LOGS_TABLE, STATE_TABLE};
+        Self { state_table: STATE_TABLE.to_owned(), logs_table: LOGS_TABLE.to_owned() }
+    }
+}
+
+impl Autoscaler {
+    fn validate(&self) -> Result<(), (&'static str, String)> {
+        use tenure_autoscaler::rows;
+        let state = rows::state_table(&self.state_table).validate();
+        state.map_err(|error| ("autoscaler.state_table", error.chain()))?;
+        let logs = rows::logs_table(&self.logs_table).validate();
+        logs.map_err(|error| ("autoscaler.logs_table", error.chain()))?;
+        if self.state_table == self.logs_table {
+            return Err((
+                "autoscaler.logs_table",
+                "the log needs a table of its own: give it another name".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+}
+
 impl Default for Log {
     fn default() -> Self {
         Self { format: LogFormat::Text, filter: "warn".to_owned() }
@@ -166,7 +202,7 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 40] = [
+pub(crate) const KEYS: [Key; 42] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
     Key { section: "election", name: "table" },
@@ -207,6 +243,8 @@ pub(crate) const KEYS: [Key; 40] = [
     Key { section: "consumer", name: "buffer_bytes" },
     Key { section: "consumer", name: "attempts" },
     Key { section: "consumer", name: "on_failure" },
+    Key { section: "autoscaler", name: "state_table" },
+    Key { section: "autoscaler", name: "logs_table" },
 ];
 
 impl Key {
@@ -245,7 +283,8 @@ impl Settings {
         }
         self.cdc.validate().map_err(|(name, message)| (at(&format!("cdc.{name}")), message))?;
         let consumer = self.consumer.validate(&self.election.table);
-        consumer.map_err(|(name, message)| (at(&format!("consumer.{name}")), message))
+        consumer.map_err(|(name, message)| (at(&format!("consumer.{name}")), message))?;
+        self.autoscaler.validate().map_err(|(path, message)| (at(path), message))
     }
 
     /// The value of a key as it may be shown: masked, and absent if there is none.
@@ -284,6 +323,9 @@ mod tests {
         settings = Settings::default();
         settings.postgres.url = Some("sqlite:x".parse().unwrap());
         assert_eq!(settings.validate().unwrap_err().0.path(), "postgres.url");
+        settings = Settings::default();
+        settings.autoscaler.logs_table.clone_from(&settings.autoscaler.state_table);
+        assert_eq!(settings.validate().unwrap_err().0.path(), "autoscaler.logs_table");
     }
 
     #[cfg(feature = "postgres")]

@@ -181,6 +181,12 @@ buffer_bytes = "256MiB"
 # again later) or dead_letter (it is stored, see `tenure dlq`, and the shard goes on). Default: 5, stop
 attempts = 5
 on_failure = "stop"
+
+[autoscaler]
+# Where the state of the autoscaler is: the item `cluster`, and one event for each of its changes.
+# Default: k3s-autoscaler-state, k3s-autoscaler-logs
+state_table = "k3s-autoscaler-state"
+logs_table = "k3s-autoscaler-logs"
 "##
     )
 }
