@@ -10,9 +10,12 @@
 //!   executor.rs · ports.rs    carries them out: store, cloud, cluster, metrics
 //!   kubernetes.rs             the cluster by its API server    (feature `kubernetes`)
 //!   prometheus.rs             loads by its HTTP API            (feature `prometheus`)
+//!   ec2.rs                    instances by the AWS SDK         (feature `ec2`)
 //! ```
 
 pub mod change;
+#[cfg(feature = "ec2")]
+pub mod ec2;
 mod executor;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
