@@ -11,11 +11,14 @@
 //!   book.rs                   the item and its log in a store
 //!   kubernetes.rs             the cluster by its API server    (feature `kubernetes`)
 //!   prometheus.rs             loads by its HTTP API            (feature `prometheus`)
+//!   ec2.rs                    instances by the AWS SDK         (feature `ec2`)
 //! ```
 
 mod book;
 pub mod change;
 pub mod check;
+#[cfg(feature = "ec2")]
+pub mod ec2;
 mod executor;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;

@@ -2,6 +2,8 @@
 
 mod bad_input;
 mod crash_matrix;
+#[cfg(feature = "ec2")]
+mod ec2;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod old_writers;
