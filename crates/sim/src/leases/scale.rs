@@ -15,6 +15,8 @@ const LEASES_MAX: u64 = 4;
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
+    /// What this is about.
+    pub scenario: &'static str,
     /// How many shards.
     pub shards: u32,
     /// How many workers.
@@ -29,7 +31,7 @@ pub struct Figures {
     pub writes_per_s_converging: f64,
     /// Writes that the store sees afterwards, a second.
     pub writes_per_s_steady: f64,
-    /// Rows of leases that scans read, a second, over all.
+    /// Reads that the store sees, a second, over all; a scan is three, whatever it reads.
     pub reads_per_s: f64,
     /// What was broken, if anything.
     pub violations: Vec<String>,
@@ -37,6 +39,8 @@ pub struct Figures {
     pub events: u64,
     /// Real time.
     pub real_s: f64,
+    /// The most memory that this process has had, where the system says so.
+    pub memory_mib: Option<u64>,
 }
 
 /// Runs it.
@@ -54,6 +58,7 @@ pub fn run(shards: u32, workers: usize) -> Figures {
     let converged_s = converged_at.map(seconds);
     let steady_s = (lived - converged_s.unwrap_or(0.0)).max(1e-9);
     Figures {
+        scenario: "leases_scale",
         shards,
         workers,
         ok: converged_at.is_some() && outcome.violations.is_empty(),
@@ -69,5 +74,14 @@ pub fn run(shards: u32, workers: usize) -> Figures {
             .collect(),
         events: outcome.events,
         real_s: SystemClock.monotonic().since(began).as_secs_f64(),
+        memory_mib: memory_mib(),
     }
+}
+
+/// The high-water mark of this process, as Linux tells it.
+fn memory_mib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib / 1024)
 }
