@@ -4,7 +4,7 @@ use tenure_stream::Shard;
 
 use super::*;
 use crate::lineage::{Deletion, chores, key_of};
-use crate::plan::{Load, Plan, Worker, plan};
+use crate::plan::{Load, Plan, Roster, Worker, plan};
 
 /// What should have been taken by somebody else is anybody's, up to a fair share, after so much of a lease.
 const GRACE_PER_LEASE: u32 = 4;
@@ -163,6 +163,8 @@ impl Machine {
         if self.is_running() {
             alive.insert(self.me.worker.clone());
         }
+        let mut without_row = BTreeSet::new();
+        let roster = Roster::new(alive.iter());
         for known in self.known.values() {
             // During a handoff it is the giver that counts on.
             let renews = known.lease.giver.as_ref().or(known.lease.owner.as_ref());
@@ -170,11 +172,12 @@ impl Machine {
                 && known.moves
                 && now < known.seen + self.timing.lease
                 && !known.lease.checkpoint.is_end()
-                && !alive.contains(worker)
+                && roster.find(worker).is_none()
             {
-                alive.insert(worker.clone());
+                without_row.insert(worker.clone());
             }
         }
+        alive.extend(without_row);
         alive
     }
 
