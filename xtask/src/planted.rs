@@ -361,9 +361,10 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
             &target,
             &["test", "--no-run", "--package", "tenure-consumer", "--lib", "--test", "main"],
         )?,
-        Scenario::Leases => {
-            executables(&target, &["test", "--no-run", "--package", "tenure-leases", "--lib"])?
-        }
+        Scenario::Leases => executables(
+            &target,
+            &["test", "--no-run", "--package", "tenure-leases", "--lib", "--test", "main"],
+        )?,
     };
     if let Scenario::Consumer = scenario {
         return Ok(vec![
@@ -387,7 +388,11 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
         Scenario::Cdc => vec![layer("machine", &tests, "tenure_cdc", &["--quiet"])?, sim],
         // It has no simulation of its own, and has returned above.
         Scenario::Consumer => Vec::new(),
-        Scenario::Leases => vec![layer("machine", &tests, "tenure_leases", &["--quiet"])?, sim],
+        Scenario::Leases => vec![
+            layer("machine", &tests, "tenure_leases", &["--quiet"])?,
+            layer("model", &tests, "main", &["--quiet", "model::"])?,
+            sim,
+        ],
     })
 }
 

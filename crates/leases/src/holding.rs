@@ -28,7 +28,7 @@ const REQUESTS_MAX: usize = 8;
 const UNMEASURED: u64 = u64::MAX;
 
 /// Why a lease is to end, or has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Ending {
     /// It goes to another worker: finish what is under way, checkpoint, then [`Holding::give`].
     Handoff,

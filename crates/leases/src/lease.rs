@@ -1,7 +1,9 @@
 //! A lease as the rest of the crate knows it; `rows.rs` knows how it is stored.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -9,7 +11,7 @@ use tenure_stream::{HashRange, SequenceNumber, ShardId};
 
 /// The name of a lease: its shard, with the stream in front where one application reads several
 /// (`<stream>:<shard>`).
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LeaseKey(Arc<str>);
 
 impl LeaseKey {
@@ -32,6 +34,19 @@ impl LeaseKey {
     }
 }
 
+impl Ord for LeaseKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        // Most that are compared are the same: names are shared between the rows that a worker has seen.
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+    }
+}
+
+impl PartialOrd for LeaseKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
 impl From<&str> for LeaseKey {
     fn from(text: &str) -> Self {
         Self(text.into())
@@ -45,7 +60,7 @@ impl fmt::Display for LeaseKey {
 }
 
 /// The name of a worker. No two that live at once may have the same.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct WorkerId(Arc<str>);
 
 impl WorkerId {
@@ -53,6 +68,18 @@ impl WorkerId {
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+impl Ord for WorkerId {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+    }
+}
+
+impl PartialOrd for WorkerId {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
     }
 }
 
@@ -71,7 +98,7 @@ impl fmt::Display for WorkerId {
 /// How far a shard was processed.
 ///
 /// Checkpoints are ordered: a later one is greater. The three places to begin compare below every record.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Checkpoint {
     /// Nothing yet: begin with the oldest record that is kept.
     TrimHorizon,
@@ -127,4 +154,14 @@ pub struct Lease {
     pub throughput_kbps: Option<f64>,
     /// What the consumer stored with the checkpoint (`tenureMarks`). Opaque here.
     pub marks: Option<Bytes>,
+}
+
+// For the exhaustive model, which tells states apart by it. A number that was measured has no hash of its own.
+impl Hash for Lease {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self { key, stream, shard, owner, giver, counter, owner_switches, .. } = self;
+        (key, stream, shard, owner, giver, counter, owner_switches).hash(state);
+        let Self { checkpoint, parents, children, range, throughput_kbps, marks, .. } = self;
+        (checkpoint, parents, children, range, throughput_kbps.map(f64::to_bits), marks).hash(state);
+    }
 }

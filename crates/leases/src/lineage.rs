@@ -14,6 +14,7 @@
 //!   beginning).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use tenure_planted as planted;
@@ -29,6 +30,15 @@ pub struct StreamShards {
     pub stream: Option<Arc<str>>,
     /// Its shards, open and closed.
     pub shards: Vec<Shard>,
+}
+
+impl Hash for StreamShards {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.stream.hash(state);
+        for Shard { id, parent, adjacent_parent, hash_range, first_sequence, last_sequence } in &self.shards {
+            (id, parent, adjacent_parent, hash_range, first_sequence, last_sequence).hash(state);
+        }
+    }
 }
 
 /// What is to be done so that there is a lease for every shard that is to be read, and no other.

@@ -119,12 +119,9 @@ impl<'a> Desk<'a> {
             .map(|worker| Seat { worker, held: Vec::new(), target: 0, sheds: false })
             .collect();
         let mut free = Vec::new();
+        let roster = Roster::new(seats.iter().map(|seat| &seat.worker.id));
         for load in loads {
-            let seat = load
-                .holder
-                .as_ref()
-                .and_then(|id| seats.binary_search_by(|seat| seat.worker.id.cmp(id)).ok());
-            match seat {
+            match load.holder.as_ref().and_then(|id| roster.find(id)) {
                 Some(seat) => seats[seat].held.push(load),
                 None => free.push(load),
             }
@@ -267,6 +264,43 @@ impl<'a> Desk<'a> {
             to: self.seats[to].worker.id.clone(),
         });
     }
+}
+
+/// Finds workers by name: a plan asks as often as there are leases, and a large fleet is not searched for each.
+pub(crate) struct Roster<'a> {
+    /// At least half of them are empty. Whoever finds its slot taken has the next that is free.
+    slots: Vec<Option<(&'a WorkerId, usize)>>,
+}
+
+impl<'a> Roster<'a> {
+    /// Workers, by their number in this order. Of two with one name, the first is found.
+    pub(crate) fn new(workers: impl ExactSizeIterator<Item = &'a WorkerId>) -> Self {
+        let mut slots = vec![None; (2 * workers.len()).next_power_of_two().max(2)];
+        for (number, id) in workers.enumerate() {
+            let at = probe(&slots, id);
+            slots[at].get_or_insert((id, number));
+        }
+        Self { slots }
+    }
+
+    /// The number of a worker.
+    pub(crate) fn find(&self, id: &WorkerId) -> Option<usize> {
+        self.slots[probe(&self.slots, id)].map(|(_, number)| number)
+    }
+}
+
+/// The slot of a worker, or the free one where it would be.
+fn probe(slots: &[Option<(&WorkerId, usize)>], id: &WorkerId) -> usize {
+    let hash = id.as_str().bytes().fold(0x811c_9dc5_u32, |hash, byte| {
+        // FNV-1a.
+        (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193)
+    });
+    // The high bits are the better mixed ones.
+    let mut at = (hash ^ (hash >> 15)) as usize & (slots.len() - 1);
+    while slots[at].is_some_and(|(other, _)| other != id) {
+        at = (at + 1) & (slots.len() - 1);
+    }
+    at
 }
 
 #[cfg(test)]

@@ -55,6 +55,18 @@ fn a_join_moves_its_share_and_no_more() {
 }
 
 #[test]
+fn workers_are_found_by_name() {
+    for count in [0, 1, 2, 3, 1000] {
+        let ids: Vec<WorkerId> = (0..count).map(name).collect();
+        let roster = Roster::new(ids.iter());
+        for (number, id) in ids.iter().enumerate() {
+            assert_eq!(roster.find(id), Some(number));
+        }
+        assert_eq!(roster.find(&"somebody else".into()), None);
+    }
+}
+
+#[test]
 fn what_fits_nowhere_is_said_aloud() {
     let two = workers(&[3, 4]);
     let loads = settled(&two, 10, Balance::Count);

@@ -24,7 +24,7 @@ const PRESENCE_TTL_MIN: Duration = Duration::from_secs(3600);
 pub(crate) const LEASES_MAX: usize = 50_000;
 
 /// By what leases are shared out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Balance {
     /// Every worker has as many as any other, or one more.
     #[default]
@@ -169,7 +169,7 @@ impl Settings {
 }
 
 /// What the machine needs to know of the settings, checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Timing {
     /// How long a lease lasts without renewal; and how long another's counter must stand still before its
     /// lease is over.

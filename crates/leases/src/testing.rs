@@ -15,7 +15,7 @@ use crate::machine::{Answer, Scan};
 use crate::{Lease, LeaseKey, WorkerId};
 
 /// The lease table and our own rows of one application, and what a write does to them.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Hash, Default)]
 pub struct LeaseTable {
     /// The leases.
     pub leases: BTreeMap<LeaseKey, Arc<Lease>>,

@@ -2,3 +2,4 @@
 
 mod capacity;
 mod fleet;
+mod model;

@@ -9,12 +9,12 @@ use crate::WorkerId;
 use crate::attempt::Presence;
 
 /// The presence rows, and since when each is as it is.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq, Hash, Default)]
 pub(super) struct Fleet {
     rows: BTreeMap<WorkerId, Seen>,
 }
 
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Hash)]
 struct Seen {
     row: Presence,
     /// When this counter was first received.
@@ -23,20 +23,21 @@ struct Seen {
 
 impl Fleet {
     /// Takes in the rows of a scan.
-    pub(super) fn update(&mut self, now: Monotonic, rows: Vec<Presence>) {
-        let mut seen = BTreeMap::new();
-        for row in rows {
-            let since = match self.rows.get(&row.worker) {
-                Some(before)
-                    if before.row.counter == row.counter && before.row.incarnation == row.incarnation =>
-                {
-                    before.since
-                }
+    pub(super) fn update(&mut self, now: Monotonic, mut rows: Vec<Presence>) {
+        rows.sort_by(|one, two| one.worker.cmp(&two.worker));
+        // Side by side with those of the last one: a large fleet is not searched row by row.
+        let mut before = std::mem::take(&mut self.rows).into_iter().peekable();
+        let seen = rows.into_iter().map(|row| {
+            while before.next_if(|(worker, _)| *worker < row.worker).is_some() {}
+            let same =
+                |seen: &Seen| seen.row.counter == row.counter && seen.row.incarnation == row.incarnation;
+            let since = match before.next_if(|(worker, _)| *worker == row.worker) {
+                Some((_, before)) if same(&before) => before.since,
                 _ => now,
             };
-            seen.insert(row.worker.clone(), Seen { row, since });
-        }
-        self.rows = seen;
+            (row.worker.clone(), Seen { row, since })
+        });
+        self.rows = seen.collect();
     }
 
     pub(super) fn len(&self) -> usize {

@@ -21,20 +21,10 @@ impl Machine {
         for (key, why) in self.bad.clone() {
             self.raise(Alarm::BadRow(key, why), effects);
         }
-        for lease in leases {
+        let (others, absent) = self.go_through(now, sent, leases);
+        for lease in others {
             self.observe(now, sent, first, lease, effects);
         }
-        let absent: Vec<LeaseKey> = self
-            .known
-            .iter()
-            .filter(|(key, known)| {
-                known.shown < sent
-                    && known.updated < sent
-                    && known.doing.is_none()
-                    && !self.bad.contains_key(*key)
-            })
-            .map(|(key, _)| key.clone())
-            .collect();
         for key in absent {
             self.vanished(now, &key);
         }
@@ -49,6 +39,59 @@ impl Machine {
         self.look_again(now);
     }
 
+    /// Goes through all leases and what a scan shows of them, side by side: a large table is not searched row by row.
+    /// What takes more thought is left for [`Machine::observe`], and so is who is absent for [`Machine::vanished`].
+    fn go_through(
+        &mut self,
+        now: Now,
+        sent: Monotonic,
+        mut rows: Vec<Arc<Lease>>,
+    ) -> (Vec<Arc<Lease>>, Vec<LeaseKey>) {
+        if !rows.is_sorted_by(|one, two| one.key < two.key) {
+            rows.sort_by(|one, two| one.key.cmp(&two.key));
+        }
+        let (mut others, mut absent) = (Vec::new(), Vec::new());
+        let runs = self.is_running();
+        let Self { known, bad, due, me, timing, relook, review, .. } = self;
+        let mut is_absent = |key: &LeaseKey, known: &Known| {
+            let unseen = known.shown < sent && known.updated < sent && known.doing.is_none();
+            if unseen && !bad.contains_key(key) {
+                absent.push(key.clone());
+            }
+        };
+        let mut knowns = known.iter_mut().peekable();
+        for row in rows {
+            while let Some((key, known)) = knowns.next_if(|(key, _)| **key < row.key) {
+                is_absent(key, known);
+            }
+            let Some((key, known)) = knowns.next_if(|(key, _)| **key == row.key) else {
+                others.push(row);
+                continue;
+            };
+            let is_new = sent <= known.updated || !is_same(&known.lease, &row);
+            // What is held or written is judged by that, and a child also by its parents.
+            let is_plain = known.hold.is_none() && known.doing.is_none();
+            if !is_plain || (is_new && !row.parents.is_empty()) {
+                others.push(row);
+                continue;
+            }
+            known.shown = known.shown.max(sent);
+            if !is_new {
+                known.updated = now.monotonic;
+            } else if sent > known.updated || row.counter > known.lease.counter {
+                let ended = known.becomes(now.monotonic, me, timing, row);
+                *relook |= ended;
+                *review |= ended;
+                let at = if runs { known.open_at(me, timing) } else { Monotonic::NEVER };
+                known.set_due(at, key, due);
+            }
+        }
+        for (key, known) in knowns {
+            is_absent(key, known);
+        }
+        (others, absent)
+    }
+
     /// A row is not there any more.
     pub(super) fn vanished(&mut self, now: Now, key: &LeaseKey) {
         if let Some(hold) = self.hold_mut(key) {
@@ -58,7 +101,7 @@ impl Machine {
             return;
         }
         let Some(known) = self.known.remove(key) else { return };
-        self.due.remove(&(known.due, key.clone()));
+        self.due.strike(known.due);
         self.gone.insert(key.clone(), Gone { lease: known.lease, since: now.monotonic });
         self.review = true;
     }
@@ -81,7 +124,7 @@ impl Machine {
             let key = row.key.clone();
             // Somebody else's may have moved just now.
             let pinned_until = if row.owner.is_some() { at + self.timing.move_interval } else { at };
-            let known = Known {
+            let mut known = Known {
                 since: at,
                 seen: if planted::is("expiry_from_send") { sent } else { at },
                 updated: at,
@@ -100,8 +143,13 @@ impl Machine {
                 deadline: Monotonic::NEVER,
                 lease: row,
             };
-            self.known.insert(key.clone(), known);
-            self.retime(now, &key);
+            if known.lease.parents.is_empty() && self.is_running() {
+                known.set_due(known.open_at(&self.me, &self.timing), &key, &mut self.due);
+                self.known.insert(key, known);
+            } else {
+                self.known.insert(key.clone(), known);
+                self.retime(now, &key);
+            }
             return;
         };
         known.shown = known.shown.max(sent);
@@ -137,30 +185,8 @@ impl Machine {
     pub(super) fn adopt(&mut self, now: Now, row: Arc<Lease>) {
         let key = row.key.clone();
         self.gone.remove(&key);
-        let me = self.me.worker.clone();
-        let interval = self.timing.move_interval;
         let Some(known) = self.known.get_mut(&key) else { return };
-        let plainly_mine = row.owner.as_ref() == Some(&me) && row.giver.is_none();
-        if row.counter != known.lease.counter && !planted::is("watch_ignores_counter") {
-            // Whoever gives counts for whoever receives: only an owner that was plainly so before has renewed.
-            let same = known.lease.owner == row.owner && known.lease.giver == row.giver;
-            known.moves = row.owner.is_some() && same;
-            known.seen = now.monotonic;
-            known.claimable = None;
-            known.failures = 0;
-        }
-        if row.owner != known.lease.owner {
-            known.claimable = None;
-            if row.owner.is_some() && known.lease.owner.is_some() {
-                known.pinned_until = now.monotonic + interval;
-            }
-        }
-        if !plainly_mine {
-            known.inherited = false;
-        }
-        known.updated = now.monotonic;
-        let ended = row.checkpoint.is_end() && !known.lease.checkpoint.is_end();
-        known.lease = row;
+        let ended = known.becomes(now.monotonic, &self.me, &self.timing, row);
         self.retime(now, &key);
         if ended {
             // Its children may be ready now.
@@ -173,15 +199,23 @@ impl Machine {
     pub(super) fn look_again(&mut self, now: Now) {
         (self.claims, self.relook) = (None, false);
         let at = now.monotonic;
-        let waits = |known: &Known| {
+        let runs = self.is_running();
+        let Self { known, due, me, timing, .. } = self;
+        let mut children = Vec::new();
+        for (key, known) in known {
             let is_idle = known.hold.is_none() && known.doing.is_none() && !known.lease.checkpoint.is_end();
-            is_idle && (known.due == Monotonic::NEVER || known.look_at > at)
-        };
-        let waiting = self.known.iter().filter(|(_, known)| waits(known));
-        for key in waiting.map(|(key, _)| key.clone()).collect::<Vec<_>>() {
-            if let Some(known) = self.known.get_mut(&key) {
-                known.look_at = known.look_at.min(at);
+            if !is_idle || (known.due != Monotonic::NEVER && known.look_at <= at) {
+                continue;
             }
+            known.look_at = known.look_at.min(at);
+            if known.lease.parents.is_empty() {
+                let at = if runs { known.open_at(me, timing) } else { Monotonic::NEVER };
+                known.set_due(at, key, due);
+            } else {
+                children.push(key.clone());
+            }
+        }
+        for key in children {
             self.retime(now, &key);
         }
     }
@@ -233,16 +267,7 @@ impl Machine {
         let due = self.due_at(now, key);
         let Some(known) = self.known.get_mut(key) else { return };
         let deadline = known.hold.as_ref().map_or(Monotonic::NEVER, |hold| hold.deadline);
-        // What others hold is put off with every renewal: it is enough to find that out when it is looked at.
-        let is_put_off = known.hold.is_none() && known.doing.is_none() && due > known.due;
-        let due = if is_put_off { known.due } else { due };
-        if due != known.due {
-            self.due.remove(&(known.due, key.clone()));
-            if due != Monotonic::NEVER {
-                self.due.insert((due, key.clone()));
-            }
-            known.due = due;
-        }
+        known.set_due(due, key, &mut self.due);
         if deadline != known.deadline {
             self.deadlines.remove(&(known.deadline, key.clone()));
             if deadline != Monotonic::NEVER {
@@ -261,6 +286,47 @@ impl Machine {
             Some(hold) => self.work_at(hold, known),
             None => self.claim_at(known, now.monotonic),
         }
+    }
+}
+
+impl Known {
+    /// The row is this now. Whether it has come to its end by that.
+    fn becomes(&mut self, now: Monotonic, me: &Me, timing: &Timing, row: Arc<Lease>) -> bool {
+        if row.counter != self.lease.counter && !planted::is("watch_ignores_counter") {
+            // Whoever gives counts for whoever receives: only an owner that was plainly so before has renewed.
+            let same = self.lease.owner == row.owner && self.lease.giver == row.giver;
+            self.moves = row.owner.is_some() && same;
+            self.seen = now;
+            self.claimable = None;
+            self.failures = 0;
+        }
+        if row.owner != self.lease.owner {
+            self.claimable = None;
+            if row.owner.is_some() && self.lease.owner.is_some() {
+                self.pinned_until = now + timing.move_interval;
+            }
+        }
+        if row.owner.as_ref() != Some(&me.worker) || row.giver.is_some() {
+            self.inherited = false;
+        }
+        self.updated = now;
+        let ended = row.checkpoint.is_end() && !self.lease.checkpoint.is_end();
+        self.lease = row;
+        ended
+    }
+
+    /// Is to be looked at then.
+    pub(super) fn set_due(&mut self, at: Monotonic, key: &LeaseKey, agenda: &mut Agenda) {
+        // What others hold is put off with every renewal: it is enough to find that out when it is looked at.
+        let is_put_off = self.hold.is_none() && self.doing.is_none() && at > self.due;
+        if at == self.due || is_put_off {
+            return;
+        }
+        if self.due != Monotonic::NEVER {
+            agenda.strike(self.due);
+        }
+        agenda.enter(at, key.clone());
+        self.due = at;
     }
 }
 

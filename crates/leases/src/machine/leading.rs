@@ -4,7 +4,7 @@ use tenure_stream::Shard;
 
 use super::*;
 use crate::lineage::{Deletion, chores, key_of};
-use crate::plan::{Load, Plan, Worker, plan};
+use crate::plan::{Load, Plan, Roster, Worker, plan};
 
 /// What should have been taken by somebody else is anybody's, up to a fair share, after so much of a lease.
 const GRACE_PER_LEASE: u32 = 4;
@@ -16,6 +16,8 @@ const UNPLANNED_LEASES: u32 = 2;
 const LINGERING_LEASES: u32 = 5;
 /// Of so few leases, each that is made is planned for at once; of more, all together at the next look, which is soon.
 const SOON_PLANNED_MAX: usize = 200;
+/// To search for a lease takes as long as to go on by so many.
+const SEARCH_PER_STEP: usize = 8;
 /// Rows that are made or deleted at a time.
 const CHORES_MAX: usize = 128;
 
@@ -24,128 +26,133 @@ impl Machine {
 
     /// When a lease that I do not hold could be taken, or is to be thought about again.
     pub(super) fn claim_at(&self, known: &Known, now: Monotonic) -> Monotonic {
-        let lease = &known.lease;
-        if !self.is_running() || lease.checkpoint.is_end() || !self.is_ready(lease, now) {
+        if !self.is_running() || !self.is_ready(&known.lease, now) {
             return Monotonic::NEVER;
         }
-        self.claimable_at(known).max(known.look_at).max(known.shunned_until)
-    }
-
-    /// LE-3, LE-5 and LE-7: when a lease is nobody's any more, or is mine to begin.
-    fn claimable_at(&self, known: &Known) -> Monotonic {
-        let lease = &known.lease;
-        let expiry = if planted::is("expires_early") {
-            known.seen + self.timing.lease / 2
-        } else {
-            known.seen + self.timing.lease
-        };
-        match (&lease.owner, &lease.giver) {
-            (None, None) => known.updated,
-            (Some(owner), None) if *owner == self.me.worker => {
-                if known.inherited && !planted::is("inherited_is_mine") { expiry } else { known.updated }
-            }
-            (Some(owner), Some(_)) if *owner == self.me.worker && planted::is("reads_before_given") => {
-                known.updated
-            }
-            _ => expiry,
-        }
+        known.open_at(&self.me, &self.timing)
     }
 
     /// Looks at everything that is due.
     pub(super) fn attend(&mut self, now: Now, effects: &mut Vec<Effect>) {
-        let mut claims = Vec::new();
-        while let Some((at, key)) = self.due.first().cloned() {
-            if now.monotonic < at {
-                break;
-            }
-            self.due.remove(&(at, key.clone()));
-            if let Some(known) = self.known.get_mut(&key) {
-                known.due = Monotonic::NEVER;
-                if known.hold.is_some() {
-                    self.work(now, &key, effects);
-                } else {
-                    claims.push(key);
+        let (mut claims, mut in_doubt) = (Vec::new(), !self.is_running());
+        while let Some((at, keys)) = self.due.take_due(now.monotonic) {
+            let mut held = Vec::new();
+            let runs = self.is_running();
+            let Self { known, due, me, timing, .. } = self;
+            visit(known, &keys, |key, known| {
+                if known.due != at {
+                    // It was timed anew since.
+                    return;
                 }
+                known.due = Monotonic::NEVER;
+                let open_at = known.open_at(me, timing);
+                if known.hold.is_some() {
+                    held.push(key.clone());
+                } else if runs && known.lease.parents.is_empty() && now.monotonic < open_at {
+                    // Its holder has renewed it since: most of a large table, most of the time.
+                    known.set_due(open_at, key, due);
+                } else {
+                    in_doubt |= !known.lease.parents.is_empty();
+                    claims.push(key.clone());
+                }
+            });
+            for key in held {
+                self.work(now, &key, effects);
             }
         }
-        if claims.is_empty() {
-            return;
+        if in_doubt {
+            claims.retain(|key| self.is_open(now, key));
         }
+        if !claims.is_empty() {
+            self.claim(now, &claims, effects);
+        }
+    }
+
+    /// Whether a lease can be taken now, as far as it is concerned. Otherwise it is timed anew.
+    fn is_open(&mut self, now: Now, key: &LeaseKey) -> bool {
+        let Some(known) = self.known.get(key) else { return false };
+        let is_open = known.doing.is_none() && now.monotonic >= self.claim_at(known, now.monotonic);
+        if !is_open {
+            self.retime(now, key);
+        }
+        is_open
+    }
+
+    /// Takes of these what it should; the rest is thought about again later.
+    fn claim(&mut self, now: Now, keys: &[LeaseKey], effects: &mut Vec<Effect>) {
         let ends = |key: &LeaseKey| self.lease(key).is_some_and(|lease| lease.checkpoint.is_end());
         // How many leases count against the cap.
         let mut held = self.mine.iter().filter(|key| !ends(key)).count();
-        for key in claims {
-            self.claim(now, &key, &mut held, effects);
+        let is_promised = |key| self.known.get(key).is_some_and(|known| known.is_promised(&self.me));
+        if !keys.iter().all(is_promised) {
+            self.work_out_claims(now.monotonic);
+        }
+        let room = if planted::is("takes_above_cap") { usize::MAX } else { self.cap };
+        let mut taken = Vec::new();
+        let Self { known, due, me, timing, claims, .. } = self;
+        let claims = claims.as_ref();
+        let share = claims.map_or(0, |claims| claims.share);
+        visit(known, keys, |key, known| {
+            if known.is_promised(me) {
+                // Promised and given, or mine before.
+                held += 1;
+                taken.push(key.clone());
+                return;
+            }
+            let since = *known.claimable.get_or_insert(now.monotonic);
+            let is_placed_here = known.lease.owner.as_ref() == Some(&me.worker)
+                || claims.is_some_and(|claims| claims.mine.contains(key));
+            let (soon, later) = graces(me, timing, key);
+            let takes = held < room
+                && (is_placed_here
+                    || (now.monotonic >= since + soon && held < share)
+                    || now.monotonic >= since + later);
+            if takes {
+                held += 1;
+                taken.push(key.clone());
+                return;
+            }
+            known.look_at = if now.monotonic < since + soon && held < share {
+                since + soon
+            } else if now.monotonic < since + later {
+                since + later
+            } else {
+                // Full: the next scan looks again.
+                now.monotonic + timing.scan
+            };
+            known.set_due(known.open_at(me, timing), key, due);
+        });
+        for key in taken {
+            self.take(now, &key, effects);
         }
     }
 
-    fn claim(&mut self, now: Now, key: &LeaseKey, held: &mut usize, effects: &mut Vec<Effect>) {
+    fn take(&mut self, now: Now, key: &LeaseKey, effects: &mut Vec<Effect>) {
         let Some(known) = self.known.get(key) else { return };
-        if known.doing.is_some() || now.monotonic < self.claim_at(known, now.monotonic) {
-            self.retime(now, key);
+        let (me, from, counter) = (self.me.worker.clone(), known.lease.owner.clone(), known.lease.counter);
+        let (key, is_promised) = (key.clone(), known.is_promised(&self.me));
+        self.mine.insert(key.clone());
+        if is_promised {
+            // The condition is that of a renewal.
+            let attempt = Attempt::Renew { key: key.clone(), counter, me, kbps: None };
+            self.send(now, &key, What::Accept, counter + 1, attempt, effects);
+        } else {
+            let attempt = Attempt::Take { key: key.clone(), counter, me, from };
+            self.send(now, &key, What::Take, counter + 1, attempt, effects);
+        }
+    }
+
+    /// Works out what nobody has and should be mine, and the most that a worker should hold.
+    fn work_out_claims(&mut self, now: Monotonic) {
+        if self.claims.as_ref().is_some_and(|claims| now < claims.until) {
             return;
         }
-        let me = self.me.worker.clone();
-        let (owner, counter) = (known.lease.owner.clone(), known.lease.counter);
-        let is_mine = owner.as_ref() == Some(&me);
-        if is_mine && known.lease.giver.is_none() {
-            // Promised and given, or mine before. The condition is that of a renewal.
-            self.mine.insert(key.clone());
-            *held += 1;
-            let attempt = Attempt::Renew { key: key.clone(), counter, me, kbps: None };
-            return self.send(now, key, What::Accept, counter + 1, attempt, effects);
-        }
-        let since = known.claimable.unwrap_or(now.monotonic);
-        if let Some(known) = self.known.get_mut(key) {
-            known.claimable = Some(since);
-        }
-        let (is_placed_here, share) = self.claims(now.monotonic, key);
-        let is_placed_here = is_mine || is_placed_here;
-        let count = *held;
-        let (soon, later) = self.graces(key);
-        let room = if planted::is("takes_above_cap") { usize::MAX } else { self.cap };
-        let takes = count < room
-            && (is_placed_here
-                || (now.monotonic >= since + soon && count < share)
-                || now.monotonic >= since + later);
-        if takes {
-            self.mine.insert(key.clone());
-            *held += 1;
-            let attempt = Attempt::Take { key: key.clone(), counter, me, from: owner };
-            return self.send(now, key, What::Take, counter + 1, attempt, effects);
-        }
-        let next = if now.monotonic < since + soon && count < share {
-            since + soon
-        } else if now.monotonic < since + later {
-            since + later
-        } else {
-            // Full: the next scan looks again.
-            now.monotonic + self.timing.scan
-        };
-        if let Some(known) = self.known.get_mut(key) {
-            known.look_at = next;
-        }
-        self.retime(now, key);
-    }
-
-    /// Whether a lease that nobody has should be mine, and the most that a worker should hold.
-    fn claims(&mut self, now: Monotonic, key: &LeaseKey) -> (bool, usize) {
-        if self.claims.as_ref().is_none_or(|claims| now >= claims.until) {
-            let plan = self.plan(now);
-            let mine = plan.placements.into_iter().filter(|(_, worker)| *worker == self.me.worker);
-            let mine = mine.map(|(key, _)| key).collect();
-            // At least for this moment: many leases may be due at once.
-            let until = now + self.breath().max(Duration::from_nanos(1));
-            self.claims = Some(Claims { until, mine, share: plan.share });
-        }
-        self.claims.as_ref().map_or((false, 0), |claims| (claims.mine.contains(key), claims.share))
-    }
-
-    /// How long others are given first: different for each, so that they do not all come at once.
-    fn graces(&self, key: &LeaseKey) -> (Duration, Duration) {
-        let lease = self.timing.lease;
-        let spread = lease / SPREAD_PER_LEASE * (spread(&self.me.worker, key) % 64) / 64;
-        (lease / GRACE_PER_LEASE + spread, lease / GRACE_PER_LEASE * 2 + spread)
+        let plan = self.plan(now);
+        let mine = plan.placements.into_iter().filter(|(_, worker)| *worker == self.me.worker);
+        let mine = mine.map(|(key, _)| key).collect();
+        // At least for this moment: many leases may be due at once.
+        let until = now + self.breath().max(Duration::from_nanos(1));
+        self.claims = Some(Claims { until, mine, share: plan.share });
     }
 
     // === who is there ===
@@ -156,6 +163,8 @@ impl Machine {
         if self.is_running() {
             alive.insert(self.me.worker.clone());
         }
+        let mut without_row = BTreeSet::new();
+        let roster = Roster::new(alive.iter());
         for known in self.known.values() {
             // During a handoff it is the giver that counts on.
             let renews = known.lease.giver.as_ref().or(known.lease.owner.as_ref());
@@ -163,11 +172,12 @@ impl Machine {
                 && known.moves
                 && now < known.seen + self.timing.lease
                 && !known.lease.checkpoint.is_end()
-                && !alive.contains(worker)
+                && roster.find(worker).is_none()
             {
-                alive.insert(worker.clone());
+                without_row.insert(worker.clone());
             }
         }
+        alive.extend(without_row);
         alive
     }
 
@@ -439,6 +449,66 @@ impl Machine {
         let counter = known.lease.counter;
         let attempt = Attempt::BeginHandoff { key: key.clone(), from: from.clone(), to: to.clone() };
         self.send(now, key, What::Begin { from, to }, counter, attempt, effects);
+    }
+}
+
+/// Goes through leases by name. Many are gone through side by side with all that is known, few are searched for.
+fn visit(all: &mut BTreeMap<LeaseKey, Known>, keys: &[LeaseKey], mut see: impl FnMut(&LeaseKey, &mut Known)) {
+    if keys.len() * SEARCH_PER_STEP < all.len() || !keys.is_sorted() {
+        for key in keys {
+            if let Some(known) = all.get_mut(key) {
+                see(key, known);
+            }
+        }
+        return;
+    }
+    let mut all = all.iter_mut().peekable();
+    for key in keys {
+        while all.next_if(|(other, _)| *other < key).is_some() {}
+        if let Some((key, known)) = all.next_if(|(other, _)| *other == key) {
+            see(key, known);
+        }
+    }
+}
+
+/// How long others are given first: different for each, so that they do not all come at once.
+fn graces(me: &Me, timing: &Timing, key: &LeaseKey) -> (Duration, Duration) {
+    let lease = timing.lease;
+    let spread = lease / SPREAD_PER_LEASE * (spread(&me.worker, key) % 64) / 64;
+    (lease / GRACE_PER_LEASE + spread, lease / GRACE_PER_LEASE * 2 + spread)
+}
+
+impl Known {
+    /// Whether it is plainly mine, although I do not hold it.
+    fn is_promised(&self, me: &Me) -> bool {
+        self.lease.owner.as_ref() == Some(&me.worker) && self.lease.giver.is_none()
+    }
+
+    /// When a lease that is ready could be taken, or is to be thought about again.
+    pub(super) fn open_at(&self, me: &Me, timing: &Timing) -> Monotonic {
+        if self.lease.checkpoint.is_end() || self.doing.is_some() {
+            return Monotonic::NEVER;
+        }
+        self.claimable_at(me, timing).max(self.look_at).max(self.shunned_until)
+    }
+
+    /// LE-3, LE-5 and LE-7: when a lease is nobody's any more, or is mine to begin.
+    fn claimable_at(&self, me: &Me, timing: &Timing) -> Monotonic {
+        let expiry = if planted::is("expires_early") {
+            self.seen + timing.lease / 2
+        } else {
+            self.seen + timing.lease
+        };
+        match (&self.lease.owner, &self.lease.giver) {
+            (None, None) => self.updated,
+            (Some(owner), None) if *owner == me.worker => {
+                if self.inherited && !planted::is("inherited_is_mine") { expiry } else { self.updated }
+            }
+            (Some(owner), Some(_)) if *owner == me.worker && planted::is("reads_before_given") => {
+                self.updated
+            }
+            _ => expiry,
+        }
     }
 }
 

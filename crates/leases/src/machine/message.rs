@@ -21,7 +21,7 @@ pub struct Now {
 }
 
 /// Who keeps leases.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Me {
     /// The worker's name.
     pub worker: WorkerId,

@@ -229,7 +229,7 @@ impl Machine {
                 }
             },
             None => {
-                let kbps = hold.kbps.take();
+                let kbps = hold.kbps.take().map(|measured| measured.0);
                 let attempt = Attempt::Renew { key: key.clone(), counter, me, kbps };
                 self.send(now, key, What::Renew, counter + 1, attempt, effects);
             }
@@ -650,7 +650,7 @@ impl Machine {
 
     pub(super) fn forget(&mut self, key: &LeaseKey) {
         if let Some(known) = self.known.remove(key) {
-            self.due.remove(&(known.due, key.clone()));
+            self.due.strike(known.due);
             self.deadlines.remove(&(known.deadline, key.clone()));
         }
         self.mine.remove(key);

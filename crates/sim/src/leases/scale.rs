@@ -15,6 +15,8 @@ const LEASES_MAX: u64 = 4;
 /// What was measured.
 #[derive(Debug, Clone, Serialize)]
 pub struct Figures {
+    /// What this is about.
+    pub scenario: &'static str,
     /// How many shards.
     pub shards: u32,
     /// How many workers.
@@ -27,16 +29,24 @@ pub struct Figures {
     pub converged_s: Option<f64>,
     /// Writes that the store saw until then, a second.
     pub writes_per_s_converging: f64,
+    /// Writes that it saw in the lease after that, a second: leases are renewed, and some are moved.
+    pub writes_per_s_settling: f64,
     /// Writes that the store sees afterwards, a second.
     pub writes_per_s_steady: f64,
-    /// Rows of leases that scans read, a second, over all.
+    /// Reads that the store sees, a second, over all; a scan is three, whatever it reads.
     pub reads_per_s: f64,
+    /// How many leases the worker with the fewest holds at the end, and the one with the most.
+    pub held_fewest: usize,
+    /// See `held_fewest`.
+    pub held_most: usize,
     /// What was broken, if anything.
     pub violations: Vec<String>,
     /// Events of the simulation.
     pub events: u64,
     /// Real time.
     pub real_s: f64,
+    /// The most memory that this process has had, where the system says so.
+    pub memory_mib: Option<u64>,
 }
 
 /// Runs it.
@@ -46,22 +56,29 @@ pub fn run(shards: u32, workers: usize) -> Figures {
     let began = SystemClock.monotonic();
     let mut world = World::<Machine>::new(&plan, Watch::default());
     world.play();
-    let converged_at = world.all_held_at.map(|(at, _)| at);
-    let writes_before = world.all_held_at.map_or(0, |(_, writes)| writes);
+    let (all_held, settled) = (world.all_held_at, world.settled_at);
+    let (held_fewest, held_most) = world.fewest_and_most();
     let outcome = world.into_outcome();
     let seconds = |nanos: u64| nanos as f64 / SECOND as f64;
     let lived = seconds(outcome.lived_nanos);
-    let converged_s = converged_at.map(seconds);
-    let steady_s = (lived - converged_s.unwrap_or(0.0)).max(1e-9);
+    let end = (outcome.lived_nanos, outcome.tally.writes);
+    // From one moment to another, each with the writes until then.
+    let rate = |from: (u64, u64), to: (u64, u64)| (to.1 - from.1) as f64 / seconds(to.0 - from.0).max(1e-9);
+    let held = all_held.unwrap_or(end);
+    let rest = settled.unwrap_or(end);
     Figures {
+        scenario: "leases_scale",
         shards,
         workers,
-        ok: converged_at.is_some() && outcome.violations.is_empty(),
-        converged_leases: converged_at.map(|at| at as f64 / nanos(plan.timing.lease) as f64),
-        converged_s,
-        writes_per_s_converging: writes_before as f64 / converged_s.unwrap_or(lived).max(1e-9),
-        writes_per_s_steady: (outcome.tally.writes - writes_before) as f64 / steady_s,
+        ok: settled.is_some() && outcome.violations.is_empty(),
+        converged_leases: all_held.map(|(at, _)| at as f64 / nanos(plan.timing.lease) as f64),
+        converged_s: all_held.map(|(at, _)| seconds(at)),
+        writes_per_s_converging: rate((0, 0), held),
+        writes_per_s_settling: rate(held, rest),
+        writes_per_s_steady: rate(rest, end),
         reads_per_s: outcome.tally.reads as f64 / lived,
+        held_fewest,
+        held_most,
         violations: outcome
             .violations
             .iter()
@@ -69,5 +86,14 @@ pub fn run(shards: u32, workers: usize) -> Figures {
             .collect(),
         events: outcome.events,
         real_s: SystemClock.monotonic().since(began).as_secs_f64(),
+        memory_mib: memory_mib(),
     }
+}
+
+/// The high-water mark of this process, as Linux tells it.
+fn memory_mib() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().trim_end_matches("kB").trim().parse().ok()?;
+    Some(kib / 1024)
 }

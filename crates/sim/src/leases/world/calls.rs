@@ -1,8 +1,10 @@
 //! Calls on their way to the store and back, and what becomes of them there.
 
+use std::ops::Bound;
+
 use tenure_clock::Monotonic;
 use tenure_leases::machine::{Answer, Call, CallId, Event, Scan};
-use tenure_leases::{Attempt, LeaseKey, WorkerId};
+use tenure_leases::{Attempt, WorkerId};
 
 use super::super::checkers::{
     LastEnd, Rule, checkpoint_advances, checkpoint_is_processed, made_where_it_was, moves_once,
@@ -184,10 +186,8 @@ impl<K: Keeper> World<'_, K> {
     }
 
     fn page(&mut self, flight: u32, page: Page) -> Option<Answer> {
-        let middle = self.table.leases.len() / 2;
-        let split: Option<LeaseKey> = self.table.leases.keys().nth(middle).cloned();
         let mut scan = std::mem::take(&mut self.flight(flight).scan);
-        let below = |key: &LeaseKey| split.as_ref().is_some_and(|split| key < split);
+        let leases = &self.table.leases;
         match page {
             Page::Own => {
                 scan.nudge = self.table.nudge;
@@ -195,17 +195,13 @@ impl<K: Keeper> World<'_, K> {
                 scan.workers = self.table.workers.values().cloned().collect();
             }
             Page::First => {
-                scan.leases = self.table.leases.values().filter(|lease| below(&lease.key)).cloned().collect();
+                scan.leases = leases.values().take(leases.len() / 2).cloned().collect();
             }
             Page::Last => {
                 // The second page goes on where the first ended.
                 let last = scan.leases.last().map(|lease| lease.key.clone());
-                let rest = self
-                    .table
-                    .leases
-                    .values()
-                    .filter(|lease| last.as_ref().is_none_or(|last| lease.key > *last));
-                scan.leases.extend(rest.cloned());
+                let after = last.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+                scan.leases.extend(leases.range((after, Bound::Unbounded)).map(|(_, lease)| lease.clone()));
                 return Some(Answer::Scanned(scan));
             }
         }

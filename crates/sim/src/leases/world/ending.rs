@@ -153,9 +153,24 @@ impl<K: Keeper> World<'_, K> {
         let held: usize = self.nodes.iter().map(|node| node.holds.len()).sum();
         if held == self.stream.shards.len() {
             self.all_held_at = Some((self.stage.now, self.stage.outcome.tally.writes));
-            // Everything is renewed once more, so that the cost of doing nothing shows.
-            let at = self.stage.now + nanos(self.plan.timing.renew);
+            let at = self.stage.now + nanos(self.plan.timing.lease);
             self.stage.enter(at, Happening::Rest);
         }
+    }
+
+    /// How many leases whoever holds the fewest has, and whoever holds the most.
+    pub(in super::super) fn fewest_and_most(&self) -> (usize, usize) {
+        let counts = || self.nodes.iter().map(|node| node.holds.len());
+        (counts().min().unwrap_or(0), counts().max().unwrap_or(0))
+    }
+
+    /// What was on its way has arrived. Everything is renewed once more, so that the cost of doing nothing shows.
+    pub(super) fn rest(&mut self) {
+        if self.settled_at.is_some() {
+            return self.stage.end();
+        }
+        self.settled_at = Some((self.stage.now, self.stage.outcome.tally.writes));
+        let at = self.stage.now + nanos(self.plan.timing.renew);
+        self.stage.enter(at, Happening::Rest);
     }
 }
