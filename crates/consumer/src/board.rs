@@ -40,6 +40,8 @@ pub enum ShardState {
 pub struct ShardStatus {
     /// Its lease.
     pub lease: LeaseKey,
+    /// Which hold of this worker's it is: another number is another hold.
+    pub hold: u64,
     /// What it is doing.
     pub state: ShardState,
     /// How far it was processed in this run.
@@ -82,6 +84,7 @@ impl Board {
             control: watch::Sender::new(Control::default()),
             status: ShardStatus {
                 lease: lease.clone(),
+                hold: 0,
                 state: ShardState::Resting,
                 at: None,
                 unsettled: 0,
@@ -90,6 +93,7 @@ impl Board {
             stops: 0,
             rests_until: None,
         });
+        entry.status.hold += 1;
         // What was said of an earlier hold and not done by then is over.
         entry.control.send_replace(Control::default());
         entry.control.subscribe()
@@ -130,9 +134,10 @@ impl Board {
         rests.filter(|_| !tenure_planted::is("stopped_is_read_at_once"))
     }
 
-    pub(crate) fn seek_taken(&self, lease: &LeaseKey) {
+    pub(crate) fn seek_taken(&self, lease: &LeaseKey, to: &SeekTo) {
         if let Some(entry) = self.lock().get(lease) {
-            entry.control.send_modify(|control| control.seek = None);
+            // Not another that was asked for meanwhile.
+            entry.control.send_modify(|control| drop(control.seek.take_if(|next| next == to)));
         }
     }
 

@@ -12,7 +12,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_backend::Result;
+use tenure_backend::{Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, WallTime};
 use tenure_stream::Stream;
 use tokio::sync::{Mutex, MutexGuard};
@@ -21,6 +21,8 @@ use tokio::sync::{Mutex, MutexGuard};
 pub(crate) const ANSWER_AGE_MAX: Duration = Duration::from_secs(600);
 /// Where nobody could tell, it is asked again so soon.
 pub(crate) const ASK_AGAIN_AFTER: Duration = Duration::from_secs(60);
+/// One that had no answer is not asked again sooner, however many want to know.
+const FAILURE_AGE_MAX: Duration = Duration::from_secs(1);
 /// How far the clocks of the stream and of whoever reads it may be apart, with the time until a record can be read:
 /// within it of the end of the retention, a record may be there or not.
 pub(crate) const CLOCKS_APART_MAX: Duration = Duration::from_secs(300);
@@ -38,7 +40,9 @@ impl Kept {
     /// What is known after another answer. `None` before: the first.
     fn after(before: Option<Self>, retention: Duration, now: WallTime) -> Self {
         let first = now - retention;
-        // Until this answer came, the old retention may have held.
+        // Until this answer came, the old retention may have held. What lies in the future was put there by a clock
+        // that has been set right since.
+        let before = before.filter(|before| before.since <= now);
         let since = before.map_or(first, |before| first.max(before.since).max(now - before.retention));
         Self { retention, since }
     }
@@ -52,44 +56,68 @@ impl Kept {
 /// Whom to ask about one stream.
 pub(crate) struct Retention {
     stream: Arc<dyn Stream>,
-    known: Mutex<Option<(Monotonic, Kept)>>,
+    known: Mutex<Known>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// The last answer, and when it was asked for.
+    kept: Option<(Monotonic, Kept)>,
+    /// When no answer came, and why, if that was after the last answer.
+    failed: Option<(Monotonic, Kind)>,
 }
 
 impl Retention {
     pub(crate) fn new(stream: Arc<dyn Stream>) -> Self {
-        Self { stream, known: Mutex::new(None) }
+        Self { stream, known: Mutex::default() }
     }
 
-    /// What the stream says, or said lately.
+    /// What the stream says, asked for at `since` or later: by this reader or by another.
     ///
     /// # Errors
     /// As the stream's.
-    pub(crate) async fn ask(&self, clock: &dyn Clock, by: Monotonic) -> Result<Kept> {
+    pub(crate) async fn ask(&self, clock: &dyn Clock, timeout: Duration, since: Monotonic) -> Result<Kept> {
         // One asks, and the others wait for its answer.
         let known = self.known.lock().await;
-        self.answer(known, clock, by).await
+        answer(&*self.stream, known, clock, timeout, since, FAILURE_AGE_MAX).await
     }
 
-    /// The same, for whoever need not know now: `None` if somebody is asking, or there is no answer.
-    pub(crate) async fn ask_unless_busy(&self, clock: &dyn Clock, by: Monotonic) -> Option<Kept> {
+    /// What it said lately, for whoever need not know now: `None` if somebody is asking, or there is no answer.
+    pub(crate) async fn ask_unless_busy(&self, clock: &dyn Clock, timeout: Duration) -> Option<Kept> {
         let known = self.known.try_lock().ok()?;
-        self.answer(known, clock, by).await.ok()
+        let since = known.kept.map_or(Monotonic::from_nanos(0), |(asked, _)| {
+            if clock.monotonic().since(asked) < ANSWER_AGE_MAX { asked } else { clock.monotonic() }
+        });
+        answer(&*self.stream, known, clock, timeout, since, ASK_AGAIN_AFTER).await.ok()
     }
+}
 
-    async fn answer(
-        &self,
-        mut known: MutexGuard<'_, Option<(Monotonic, Kept)>>,
-        clock: &dyn Clock,
-        by: Monotonic,
-    ) -> Result<Kept> {
-        let before = match *known {
-            Some((asked, kept)) if clock.monotonic().since(asked) < ANSWER_AGE_MAX => return Ok(kept),
-            before => before.map(|(_, kept)| kept),
-        };
-        let retention = self.stream.describe(by).await?.retention_age;
-        let kept = Kept::after(before, retention, clock.wall());
-        *known = Some((clock.monotonic(), kept));
-        Ok(kept)
+async fn answer(
+    stream: &dyn Stream,
+    mut known: MutexGuard<'_, Known>,
+    clock: &dyn Clock,
+    timeout: Duration,
+    since: Monotonic,
+    failure_age_max: Duration,
+) -> Result<Kept> {
+    if let Some((_, kept)) = known.kept.filter(|(asked, _)| *asked >= since) {
+        return Ok(kept);
+    }
+    let asked = clock.monotonic();
+    if let Some((_, kind)) = known.failed.filter(|(failed, _)| asked.since(*failed) < failure_age_max) {
+        return Err(Error::new(kind, "the stream was asked a moment ago, and gave no answer"));
+    }
+    match stream.describe(clock.deadline(timeout)).await {
+        Ok(described) => {
+            let before = known.kept.map(|(_, kept)| kept);
+            let kept = Kept::after(before, described.retention_age, clock.wall());
+            *known = Known { kept: Some((asked, kept)), failed: None };
+            Ok(kept)
+        }
+        Err(error) => {
+            known.failed = Some((asked, error.kind()));
+            Err(error)
+        }
     }
 }
 
@@ -113,6 +141,8 @@ mod tests {
         assert!(!longer.all_since(at(80), at(110)), "trimmed before it was lengthened");
         assert!(longer.all_since(at(87), at(200)), "what was there then stays for longer");
         assert!(!longer.all_since(at(87), at(300)));
+        let set_right = Kept::after(Some(Kept::after(None, HOUR, at(900))), 24 * HOUR, at(110));
+        assert!(set_right.all_since(at(87), at(110)), "a clock was far ahead for a while");
         let shorter = Kept::after(Some(longer), 12 * HOUR, at(120));
         assert!(!shorter.all_since(at(100), at(120)));
         assert!(shorter.all_since(at(109), at(120)));

@@ -35,6 +35,8 @@ const RECORD_BYTES: usize = size_of::<Delivered>() + 32;
 const IDLE_SHARE: u32 = 8;
 /// That nothing has come is noted so many times in the time for which the stream keeps records.
 const NOTES_PER_RETENTION: u32 = 8;
+/// So often it is asked for its retention though it denies an answer.
+const DENIALS_MAX: u32 = 5;
 /// So much of the stream's retention behind, records are about to be lost.
 const BEHIND_ALARM_PERCENT: u32 = 80;
 /// How often that is said.
@@ -113,9 +115,6 @@ impl ShardReader {
             }
         }
         let kept = self.kept().await;
-        if self.intake.is_in_doubt() && is_kept(self.through, began, kept) {
-            self.intake.nothing_missed();
-        }
         let mut reading = Reading {
             cursor,
             last: None,
@@ -133,7 +132,14 @@ impl ShardReader {
             self.ask_again(&mut reading).await;
             let Some(permit) = self.reserve(reading.reserve).await else { return Ok(()) };
             self.verify(&mut reading).await?;
-            let read = self.read(&mut reading).await?;
+            let (read, sent) = self.read(&mut reading).await?;
+            // Judged by when the read was made that found what there is.
+            if self.intake.is_in_doubt()
+                && reading.last.is_none()
+                && is_kept(self.through, sent, reading.kept)
+            {
+                self.intake.nothing_missed();
+            }
             let (records, next, behind) = match read {
                 Read::Records(batch) => (batch.records, batch.next, batch.behind),
                 Read::Trimmed { from, to } => {
@@ -292,13 +298,15 @@ impl ShardReader {
         }
     }
 
-    async fn read(&self, reading: &mut Reading) -> Result<Read, Item> {
+    /// What was read, and when that was asked for.
+    async fn read(&self, reading: &mut Reading) -> Result<(Read, WallTime), Item> {
         let mut failures: u32 = 0;
         let mut renewed = false;
         loop {
             let limit = self.recovery.settings.records_per_read_max;
+            let sent = self.recovery.env.clock.wall();
             match self.source.stream.read(self.recovery.by(), &reading.cursor, limit).await {
-                Ok(read) => return Ok(read),
+                Ok(read) => return Ok((read, sent)),
                 Err(error) if error.kind() == Kind::Invalid && !renewed => {
                     // Its place was forgotten, or the stream is another: a new cursor tells.
                     renewed = true;
@@ -375,24 +383,30 @@ impl ShardReader {
     /// What the stream keeps, if it says so.
     async fn kept(&self) -> Option<Kept> {
         let (clock, retention) = (&*self.recovery.env.clock, &self.source.retention);
+        let timeout = self.recovery.settings.call_timeout;
         if !self.intake.is_in_doubt() {
-            return retention.ask_unless_busy(clock, self.recovery.by()).await;
+            return retention.ask_unless_busy(clock, timeout).await;
         }
-        // Here it decides whether the shard stops, and is waited for.
+        // Here it decides whether the shard stops, and is waited for. An earlier answer may be out of date.
+        let since = clock.monotonic();
         let mut failures: u32 = 0;
         loop {
-            match retention.ask(clock, self.recovery.by()).await {
+            let error = match retention.ask(clock, timeout, since).await {
                 Ok(kept) => return Some(kept),
-                Err(error) if retry_policy(error.kind()) == Retry::Never => {
-                    warn!(error = %error.chain(), "the stream does not say how long it keeps records");
-                    return None;
-                }
-                Err(error) => {
-                    failures = failures.saturating_add(1);
-                    warn!(error = %error.chain(), failures, "the stream did not say how long it keeps records; it is asked again");
-                    clock.sleep(self.recovery.pause(failures)).await;
-                }
+                Err(error) => error,
+            };
+            failures = failures.saturating_add(1);
+            // Credentials may come back; a right that is missing does not.
+            let is_final = match error.kind() {
+                Kind::Denied => failures >= DENIALS_MAX,
+                kind => retry_policy(kind) == Retry::Never,
+            };
+            if is_final {
+                warn!(error = %error.chain(), "the stream does not say how long it keeps records");
+                return None;
             }
+            warn!(error = %error.chain(), failures, "the stream did not say how long it keeps records; it is asked again");
+            clock.sleep(self.recovery.pause(failures)).await;
         }
     }
 
@@ -403,8 +417,8 @@ impl ShardReader {
         let now = clock.monotonic();
         if now.since(reading.asked) >= wait {
             reading.asked = now;
-            reading.kept =
-                self.source.retention.ask_unless_busy(clock, self.recovery.by()).await.or(reading.kept);
+            let timeout = self.recovery.settings.call_timeout;
+            reading.kept = self.source.retention.ask_unless_busy(clock, timeout).await.or(reading.kept);
         }
     }
 

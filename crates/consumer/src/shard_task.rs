@@ -93,9 +93,14 @@ impl ShardTask {
         let mut seek = None;
         loop {
             match self.run_once(seek.take()).await {
-                Over::Seek(to) => {
+                Over::Seek(to) if self.holding.ending().is_none() => {
                     info!(?to, "reading from elsewhere");
                     seek = Some(to);
+                }
+                // It leaves, and is begun elsewhere by whoever has it next.
+                Over::Seek(_) => {
+                    let _ = self.persist(|| self.holding.give()).await;
+                    return self.show(ShardState::Gone);
                 }
                 Over::Gone => return self.show(ShardState::Gone),
                 Over::Stopped(stop) => return self.show(ShardState::Stopped(stop)),
@@ -222,7 +227,7 @@ impl ShardTask {
             }
             let control = self.control.borrow_and_update().clone();
             if let Some(to) = control.seek.filter(|_| leaving.is_none()) {
-                self.site.board.seek_taken(&self.holding.lease().key);
+                self.site.board.seek_taken(&self.holding.lease().key, &to);
                 leaving = Some(Leaving::Seek(to));
                 continue;
             }
@@ -252,7 +257,11 @@ impl ShardTask {
                         Ending::Stop => Drain::Shutdown,
                     };
                     info!(?ending, "asked to let go of the shard");
-                    leaving = leaving.or(Some(Leaving::Drain(drain)));
+                    leaving = match leaving {
+                        // Whoever has the shard next begins it elsewhere.
+                        None | Some(Leaving::Seek(_)) => Some(Leaving::Drain(drain)),
+                        other => other,
+                    };
                 }
                 () = checkpointer.failed() => {
                     work = None;

@@ -20,7 +20,7 @@ use tenure_backend::{Env, Result};
 use tenure_clock::Monotonic;
 use tenure_consumer::{
     Batch, Drain, Failure, ProcessorFactory, SeekTo, Settlement, ShardContext, ShardProcessor, ShardState,
-    Start, WorkerHandle,
+    ShardStatus, Start, WorkerHandle,
 };
 use tenure_leases::LeaseKey;
 use tenure_store::{Condition, Item, Key, Query, Store, StoreExt as _, Update};
@@ -42,8 +42,18 @@ pub(super) struct Controls {
     env: Env,
     table: String,
     app: String,
-    /// The seeks that this worker was told of and has not begun.
-    told: Mutex<BTreeMap<LeaseKey, String>>,
+    /// The seeks that this worker was told of.
+    told: Mutex<BTreeMap<LeaseKey, Told>>,
+}
+
+/// A seek that the worker was told of.
+struct Told {
+    id: String,
+    place: SeekTo,
+    /// The hold of the shard in which it was told: another knows nothing of it.
+    hold: u64,
+    /// It was begun, and that remains to be written down.
+    is_begun: bool,
 }
 
 /// What is wanted of one shard.
@@ -132,29 +142,28 @@ impl Controls {
                 (true, false) => worker.resume(&shard.lease),
                 _ => Ok(()),
             };
-            if let Some((id, to)) = &wish.seek {
-                self.tell_seek(by, worker, &shard.lease, id, to).await?;
+            match &wish.seek {
+                Some((id, to)) => self.tell_seek(by, worker, &shard, id, to).await?,
+                None => drop(self.told().remove(&shard.lease)),
             }
         }
         Ok(())
     }
 
-    fn told(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, String>> {
+    fn told(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, Told>> {
         self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the worker of a seek, once.
+    /// Tells the worker of a seek, once in each hold of the shard; or writes down that it was begun.
     async fn tell_seek(
         &self,
         by: Monotonic,
         worker: &WorkerHandle,
-        lease: &LeaseKey,
+        shard: &ShardStatus,
         id: &str,
         to: &str,
     ) -> Result<()> {
-        if self.told().get(lease).is_some_and(|told| told == id) {
-            return Ok(());
-        }
+        let lease = &shard.lease;
         let place = match position(to) {
             Ok(place) => place,
             Err(error) => {
@@ -162,8 +171,16 @@ impl Controls {
                 return self.seek_is_done(by, lease, id).await;
             }
         };
+        let before =
+            self.told().get(lease).filter(|told| told.id == id).map(|told| (told.is_begun, told.hold));
+        match before {
+            Some((true, _)) => return self.seek_is_done(by, lease, id).await,
+            Some((false, hold)) if hold == shard.hold => return Ok(()),
+            _ => {}
+        }
         // Before the worker hears of it, and may begin it.
-        self.told().insert(lease.clone(), id.to_owned());
+        let told = Told { id: id.to_owned(), place: place.clone(), hold: shard.hold, is_begun: false };
+        self.told().insert(lease.clone(), told);
         match worker.seek(lease, place) {
             Ok(()) => tracing::info!(%lease, to, "asked to read from elsewhere"),
             // It is not this worker's any more.
@@ -172,15 +189,22 @@ impl Controls {
         Ok(())
     }
 
-    /// A shard is begun, by a seek or otherwise: then a seek that was told of before has come to nothing, and is
-    /// told of again.
-    async fn begun(&self, shard: &ShardContext) -> Result<()> {
+    /// A shard is begun, maybe by a seek. That it is done is written down now, or by the next look.
+    async fn begun(&self, shard: &ShardContext) {
         let lease = &shard.lease().key;
-        let told = self.told().remove(lease);
-        match told.filter(|_| shard.sought().is_some()) {
-            Some(id) => self.seek_is_done(self.env.clock.deadline(CALL_TIMEOUT), lease, &id).await,
-            None => Ok(()),
+        let Some(id) = self.is_begun(lease, shard.sought()) else { return };
+        let by = self.env.clock.deadline(CALL_TIMEOUT);
+        if let Err(error) = self.seek_is_done(by, lease, &id).await {
+            tracing::warn!(%lease, error = %error.chain(), "that a seek is done could not be written yet");
         }
+    }
+
+    /// The seek that is begun, if it is the one that was told of last.
+    fn is_begun(&self, lease: &LeaseKey, sought: Option<&SeekTo>) -> Option<String> {
+        let mut told = self.told();
+        let told = told.get_mut(lease).filter(|told| Some(&told.place) == sought)?;
+        told.is_begun = true;
+        Some(told.id.clone())
     }
 
     async fn seek_is_done(&self, by: Monotonic, lease: &LeaseKey, id: &str) -> Result<()> {
@@ -219,7 +243,7 @@ impl ShardProcessor for Gate {
             let _ = self.worker.wait().await.pause(lease);
         }
         let start = self.inner.init(shard).await?;
-        self.controls.begun(shard).await?;
+        self.controls.begun(shard).await;
         Ok(start)
     }
 
@@ -290,6 +314,22 @@ mod tests {
         assert!(wish().await.seek.is_some());
         let other = Controls::new(store, &env, "elections", "other");
         assert!(other.wishes(never).await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_seek_is_done_when_it_is_begun_and_not_by_another() {
+        let env = Env::system();
+        let store = Arc::new(Memory::new(&env));
+        let never = Monotonic::NEVER;
+        store.ensure_table(never, &tenure_election::table_spec("elections")).await.unwrap();
+        let controls = Controls::new(store, &env, "elections", "orders");
+        let lease = LeaseKey::from("shardId-000000000001");
+        let told = |place| Told { id: "x".to_owned(), place, hold: 1, is_begun: false };
+        controls.told().insert(lease.clone(), told(SeekTo::Latest));
+        assert_eq!(controls.is_begun(&lease, None), None, "begun as it is: the seek is still to come");
+        assert_eq!(controls.is_begun(&lease, Some(&SeekTo::TrimHorizon)), None, "an earlier seek");
+        assert_eq!(controls.is_begun(&lease, Some(&SeekTo::Latest)), Some("x".to_owned()));
+        assert!(controls.told()[&lease].is_begun, "and is not told again, though it cannot be written down");
     }
 
     #[test]
