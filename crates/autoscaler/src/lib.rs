@@ -17,6 +17,8 @@ pub mod change;
 #[cfg(feature = "ec2")]
 pub mod ec2;
 mod executor;
+#[cfg(any(feature = "ec2", feature = "kubernetes"))]
+mod intent;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod log;
