@@ -36,7 +36,8 @@ use aws_sdk_ec2::types::{
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, within};
 
-use self::failure::{Failure, Intent, Meaning};
+use self::failure::{Failure, Meaning};
+use crate::intent::Intent;
 use crate::observation::{Instance, InstanceState, LaunchOrder, tags};
 use crate::ports::{Cloud, Ended, Launch};
 use crate::state::{InstanceId, Place};

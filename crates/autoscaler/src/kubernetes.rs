@@ -32,8 +32,9 @@ use serde_json::{Value, json};
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, within};
 
-use self::failure::{Failure, Intent, Permission};
+use self::failure::{Failure, Permission};
 use self::quantity::{Rounding, parse_quantity};
+use crate::intent::Intent;
 use crate::machine::Manner;
 use crate::observation::{CordonMark, Node, Pod, PodOwner, Resources};
 use crate::ports::{Cluster, Evicted, Patched};

@@ -20,6 +20,8 @@ pub mod check;
 #[cfg(feature = "ec2")]
 pub mod ec2;
 mod executor;
+#[cfg(any(feature = "ec2", feature = "kubernetes"))]
+mod intent;
 #[cfg(feature = "kubernetes")]
 pub mod kubernetes;
 pub mod log;

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
@@ -24,6 +25,8 @@ use tenure_autoscaler::ports::{Cluster, Evicted, Patched};
 use tenure_backend::{Env, Kind};
 use tenure_clock::{Clock, Entropy, Monotonic, SystemClock};
 use tokio::task::JoinSet;
+
+use super::canned::{Server, page};
 
 /// More than one page of a list.
 const MANY_PODS: usize = 510;
@@ -576,4 +579,119 @@ async fn an_api_server_that_is_silent_may_have_done_it_and_one_that_is_down_has_
     // A deadline that is over before anything was sent.
     let late = site.cluster.cordon(SystemClock.monotonic(), "worker", "1", &mark("sd-1", 1)).await;
     assert_eq!(late.unwrap_err().kind(), Kind::Unavailable);
+}
+
+// === what a real server seldom says ===
+
+/// A cluster whose server gives these answers, one after the other, and the requests it got.
+async fn told(answers: &[(&str, Value)]) -> (Kubernetes, Arc<Mutex<Vec<String>>>, Server) {
+    let mut answers: Vec<_> =
+        answers.iter().rev().map(|(status, body)| page(status, &body.to_string())).collect();
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let (kept, answers) = (requests.clone(), Mutex::new(std::mem::take(&mut answers)));
+    let server = Server::start(move |request| {
+        kept.lock().unwrap().push(request.lines().next().unwrap_or_default().to_owned());
+        answers.lock().unwrap().pop().unwrap_or_else(|| page("418 I am a teapot", "asked too often"))
+    })
+    .await;
+    let dir = tempfile::tempdir().unwrap();
+    let kubeconfig = dir.path().join("kubeconfig");
+    let config = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "c",
+        "clusters": [{ "name": "c", "cluster": { "server": server.url() } }],
+        "users": [{ "name": "u", "user": {} }],
+        "contexts": [{ "name": "c", "context": { "cluster": "c", "user": "u" } }],
+    });
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    (connected(&kubeconfig).await, requests, server)
+}
+
+fn nodes(name: &str, next: Option<&str>) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "NodeList",
+        "metadata": { "resourceVersion": "1", "continue": next },
+        "items": [{ "metadata": { "name": name } }],
+    })
+}
+
+fn failure(code: u16, reason: &str) -> Value {
+    json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "m", "reason": reason, "code": code })
+}
+
+#[tokio::test]
+async fn a_list_that_expires_begins_anew_and_not_for_ever() {
+    let expired = || ("410 Gone", failure(410, "Expired"));
+    let (cluster, requests, _server) = told(&[
+        ("200 OK", nodes("old", Some("token"))),
+        expired(),
+        ("200 OK", nodes("a", Some("token"))),
+        ("200 OK", nodes("b", None)),
+    ])
+    .await;
+    let seen: Vec<_> = cluster.nodes(soon()).await.unwrap().into_iter().map(|node| node.name).collect();
+    assert_eq!(seen, ["a", "b"], "of one moment, and nobody twice");
+    let lines = requests.lock().unwrap().clone();
+    let continued: Vec<_> = lines.iter().map(|line| line.contains("continue=token")).collect();
+    assert_eq!(continued, [false, true, false, true], "{lines:?}");
+
+    let (cluster, requests, _server) = told(&[expired(), expired(), expired()]).await;
+    let error = cluster.nodes(soon()).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(error.chain().contains("expired 3 times"), "{error:?}");
+    assert_eq!(requests.lock().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_change_is_sent_once_and_told_as_what_it_is() {
+    let check = async |status: &'static str, code: u16, reason: &str, kind: Kind| {
+        let (cluster, requests, _server) = told(&[(status, failure(code, reason))]).await;
+        let error = cluster.cordon(soon(), "worker", "1", &mark("sd-1", 1)).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error:?}");
+        assert_eq!(requests.lock().unwrap().len(), 1, "the client must not try again by itself");
+    };
+    check("503 Service Unavailable", 503, "ServiceUnavailable", Kind::Unknown).await;
+    check("504 Gateway Timeout", 504, "Timeout", Kind::Unknown).await;
+    check("500 Internal Server Error", 500, "InternalError", Kind::Unknown).await;
+    check("429 Too Many Requests", 429, "TooManyRequests", Kind::Throttled).await;
+    check("422 Unprocessable Entity", 422, "Invalid", Kind::Invalid).await;
+    // Not the API server's own.
+    check("404 Not Found", 404, "", Kind::Invalid).await;
+
+    let (cluster, _, _server) = told(&[("200 OK", json!("what?"))]).await;
+    let error = cluster.cordon(soon(), "worker", "1", &mark("sd-1", 1)).await.unwrap_err();
+    assert_eq!(error.kind(), Kind::Unknown, "{error:?}");
+    assert!(error.chain().contains("does not speak the Kubernetes API"), "{error:?}");
+}
+
+#[tokio::test]
+async fn the_version_of_evictions_is_the_servers_and_a_busy_server_is_no_budget() {
+    let resources = |version: &str| {
+        let eviction = json!({ "name": "pods/eviction", "singularName": "", "namespaced": true, "kind": "Eviction",
+                    "group": "policy", "version": version, "verbs": ["create"] });
+        json!({ "kind": "APIResourceList", "groupVersion": "v1", "resources": [eviction] })
+    };
+    let (cluster, requests, _server) = told(&[
+        ("200 OK", resources("v1")),
+        ("201 Created", json!({ "kind": "Status", "status": "Success" })),
+        ("429 Too Many Requests", failure(429, "TooManyRequests")),
+        ("200 OK", resources("v1")),
+        ("201 Created", json!({ "kind": "Status", "status": "Success" })),
+    ])
+    .await;
+    let evict = || cluster.evict(soon(), "ns", "web-1", "uid", Manner::Evict);
+    assert_eq!(evict().await.unwrap(), Evicted::Accepted);
+    assert_eq!(evict().await.unwrap_err().kind(), Kind::Throttled);
+    assert_eq!(evict().await.unwrap(), Evicted::Accepted);
+    let lines = requests.lock().unwrap().clone();
+    let paths: Vec<_> = lines.iter().filter_map(|line| line.split(' ').nth(1)).collect();
+    let (api, eviction) = ("/api/v1", "/api/v1/namespaces/ns/pods/web-1/eviction");
+    assert_eq!(paths, [api, eviction, eviction, api, eviction]);
+
+    let without = json!({ "kind": "APIResourceList", "groupVersion": "v1", "resources": [] });
+    let (cluster, _, _server) = told(&[("200 OK", without)]).await;
+    let error = cluster.evict(soon(), "ns", "web-1", "uid", Manner::Evict).await.unwrap_err();
+    assert!(error.chain().contains("has no `pods/eviction`"), "{error:?}");
 }

@@ -1,6 +1,8 @@
 //! Behaviour of the whole crate, on a simulated cloud and cluster; and of the drivers, on real servers.
 
 mod bad_input;
+#[cfg(any(feature = "kubernetes", feature = "prometheus"))]
+mod canned;
 mod crash_matrix;
 #[cfg(feature = "ec2")]
 mod ec2;

@@ -1,7 +1,6 @@
 //! The metrics' driver against a real Prometheus that scrapes what a test serves. `cargo xtask test` starts it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,9 +11,8 @@ use tenure_autoscaler::ports::Metrics;
 use tenure_autoscaler::prometheus::{Credentials, Prometheus, Settings};
 use tenure_backend::{Env, Error, Kind};
 use tenure_clock::{Clock, Entropy, Monotonic, SystemClock};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+
+use super::canned::{Server, page};
 
 /// Longer than Prometheus needs for two scrapes, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -30,68 +28,6 @@ fn variable(name: &str) -> String {
              `cargo xtask test`"
         )
     })
-}
-
-/// Answers every request by what `answer` says of it, until dropped.
-struct Server {
-    address: SocketAddr,
-    task: JoinHandle<()>,
-}
-
-impl Server {
-    async fn start(answer: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let answer = Arc::new(answer);
-        let task = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let answer = answer.clone();
-                // A client that hangs up is its own business.
-                tokio::spawn(async move { drop(serve(stream, &*answer).await) });
-            }
-        });
-        Self { address, task }
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}", self.address)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// One request per connection, read to its end: what is left unread would reset the connection.
-async fn serve(
-    mut stream: TcpStream,
-    answer: &(dyn Fn(&str) -> String + Send + Sync),
-) -> std::io::Result<()> {
-    let mut request = Vec::new();
-    loop {
-        if stream.read_buf(&mut request).await? == 0 {
-            return Ok(());
-        }
-        let Some(head) = request.windows(4).position(|end| end == b"\r\n\r\n") else { continue };
-        let length = String::from_utf8_lossy(&request[..head])
-            .lines()
-            .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:")?.trim().parse().ok())
-            .unwrap_or(0);
-        if request.len() >= head + 4 + length {
-            break;
-        }
-    }
-    stream.write_all(answer(&String::from_utf8_lossy(&request)).as_bytes()).await?;
-    stream.shutdown().await
-}
-
-fn page(status: &str, body: &str) -> String {
-    let length = body.len();
-    format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-    )
 }
 
 /// What one node exports.

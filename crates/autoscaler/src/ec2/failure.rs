@@ -18,24 +18,10 @@ use aws_sdk_ec2::error::{ProvideErrorMetadata, SdkError};
 use hyper_util::client::legacy::Error as HttpError;
 use tenure_backend::{Error, Kind};
 
+use crate::intent::{Intent, find};
+
 /// Of EC2's own words, this much is shown: a denial carries kilobytes for its auditors.
 const SAID_CHARS_MAX: usize = 300;
-
-/// Whether a call may have changed something when no answer came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Intent {
-    Read,
-    Write,
-}
-
-impl Intent {
-    pub(super) const fn unanswered(self) -> Kind {
-        match self {
-            Self::Read => Kind::Unavailable,
-            Self::Write => Kind::Unknown,
-        }
-    }
-}
 
 /// What EC2 says with a code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -221,18 +207,6 @@ impl Failure {
         };
         error.because(said)
     }
-}
-
-/// The first error of that type among `error` and its causes.
-fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        next = error.source();
-    }
-    None
 }
 
 #[cfg(test)]

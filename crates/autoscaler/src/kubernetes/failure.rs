@@ -9,27 +9,11 @@
 //!
 //! A read has no effect, so where a change is `Unknown` a read is `Unavailable`.
 
-use std::error::Error as StdError;
-
 use hyper_util::client::legacy::Error as HttpError;
 use kube::core::Status;
 use tenure_backend::{Error, Kind};
 
-/// Whether a call may have changed something when no answer came.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Intent {
-    Read,
-    Write,
-}
-
-impl Intent {
-    pub(super) const fn unanswered(self) -> Kind {
-        match self {
-            Self::Read => Kind::Unavailable,
-            Self::Write => Kind::Unknown,
-        }
-    }
-}
+use crate::intent::{Intent, find};
 
 /// What a call must be allowed to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,18 +104,6 @@ impl Failure {
 
 fn no_answer(server: &str) -> String {
     format!("no answer from the Kubernetes API at {server}")
-}
-
-/// The first error of that type among `error` and its causes.
-fn find<'a, T: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a T> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(found) = error.downcast_ref() {
-            return Some(found);
-        }
-        next = error.source();
-    }
-    None
 }
 
 #[cfg(test)]
