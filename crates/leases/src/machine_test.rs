@@ -31,6 +31,8 @@
 
 #[path = "machine_test/histories.rs"]
 mod histories;
+#[path = "machine_test/scans.rs"]
+mod scans;
 #[path = "machine_test/timeline.rs"]
 mod timeline;
 

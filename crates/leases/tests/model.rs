@@ -45,7 +45,7 @@ fn calls_that_are_late() {
 
 #[test]
 fn calls_that_are_served_in_any_order() {
-    let (faults, kinds) = (more(1), &[Delay, Pause, Crash]);
+    let (faults, kinds) = (1, &[Delay, Pause, Crash]);
     check(&Scenario { any_order: true, faults, kinds, horizon: 18, ..Scenario::new("order") });
 }
 
