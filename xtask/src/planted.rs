@@ -34,6 +34,8 @@ pub(crate) enum Scenario {
     Consumer,
     /// Who reads which shard.
     Leases,
+    /// Scaling actions: what is ended, launched, cordoned and waited for.
+    Autoscaler,
 }
 
 impl Scenario {
@@ -43,6 +45,7 @@ impl Scenario {
             Self::Cdc => "cdc",
             Self::Consumer => "consumer",
             Self::Leases => "leases",
+            Self::Autoscaler => "autoscaler",
         }
     }
 
@@ -52,6 +55,7 @@ impl Scenario {
             Self::Cdc => &CDC,
             Self::Consumer => &CONSUMER,
             Self::Leases => &LEASES,
+            Self::Autoscaler => &AUTOSCALER,
         }
     }
 
@@ -59,7 +63,7 @@ impl Scenario {
     const fn sim_schedules(self) -> &'static str {
         match self {
             Self::Election | Self::Cdc => "2000",
-            Self::Leases | Self::Consumer => "600",
+            Self::Leases | Self::Consumer | Self::Autoscaler => "600",
         }
     }
 }
@@ -201,6 +205,37 @@ const LEASES: [Bug; 38] = [
     bug("plan_is_uneven", "PL-1, PL-2, LS-6"),
 ];
 
+/// First the ordering rules of `crates/autoscaler/src/rules.rs`, then one by one what the checkers hold.
+const AUTOSCALER: [Bug; 27] = [
+    bug("autoscaler_list_before_read", "rule 1, AS-3"),
+    bug("autoscaler_orphans_at_sight", "rule 2, AS-4"),
+    bug("autoscaler_effect_before_intent", "rule 3, AS-4"),
+    bug("autoscaler_cordon_any_version", "rule 4, AS-9"),
+    bug("autoscaler_uncordon_any", "rule 5, AS-9"),
+    bug("autoscaler_untaint_before_join", "rule 6, AS-4"),
+    bug("autoscaler_retarget_any_attempt", "rule 7, AS-1"),
+    bug("autoscaler_abort_any_attempt", "rule 8"),
+    bug("autoscaler_token_of_executor", "AS-1"),
+    bug("autoscaler_completes_uncommitted", "AS-2"),
+    bug("autoscaler_number_starts_anew", "AS-2, AS-9"),
+    bug("autoscaler_late_record_dropped", "AS-2"),
+    bug("autoscaler_untagged_not_counted", "AS-3"),
+    bug("autoscaler_strangers_ignored", "AS-3"),
+    bug("autoscaler_unseen_is_empty", "AS-4"),
+    bug("autoscaler_serving_is_reaped", "AS-4"),
+    bug("autoscaler_unknown_is_not_ready", "AS-4"),
+    bug("autoscaler_drains_what_is_marked", "AS-5"),
+    bug("autoscaler_takes_the_lock_back", "AS-6"),
+    bug("autoscaler_theft_by_own_start", "AS-6"),
+    bug("autoscaler_lock_ends_with_lease", "AS-6"),
+    bug("autoscaler_no_pause_after_failure", "AS-7"),
+    bug("autoscaler_forgets_old_cooldown", "AS-7"),
+    bug("autoscaler_stale_load_counts", "AS-8"),
+    bug("autoscaler_any_clock", "AS-8"),
+    bug("autoscaler_lost_match_keeps_cordon", "AS-9"),
+    bug("autoscaler_marked_stays_open", "heals"),
+];
+
 const fn bug(name: &'static str, breaks: &'static str) -> Bug {
     Bug { name, breaks }
 }
@@ -336,7 +371,8 @@ fn fails(layer: &Layer, bug: Option<&Bug>) -> Result<Option<String>> {
 // === building ===
 
 /// The rest is quicker to build as it is.
-const OPTIMISED: [&str; 10] = [
+const OPTIMISED: [&str; 11] = [
+    "tenure-autoscaler",
     "tenure-clock",
     "tenure-planted",
     "tenure-election",
@@ -365,7 +401,21 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
             &target,
             &["test", "--no-run", "--package", "tenure-leases", "--lib", "--test", "main"],
         )?,
+        Scenario::Autoscaler => executables(
+            &target,
+            &["test", "--no-run", "--package", "tenure-autoscaler", "--lib", "--test", "main"],
+        )?,
     };
+    if let Scenario::Autoscaler = scenario {
+        // The tests of the rules remove them themselves; only the last looks at a step as it is.
+        let stories = ["--quiet", "--skip", "crash_matrix", "--skip", "ordering_rules"];
+        return Ok(vec![
+            layer("machine", &tests, "tenure_autoscaler", &["--quiet"])?,
+            layer("stories", &tests, "main", &stories)?,
+            layer("rules", &tests, "main", &["--quiet", "ordering_rules::rule_8"])?,
+            layer("matrix", &tests, "main", &["--quiet", "crash_matrix::every_call"])?,
+        ]);
+    }
     if let Scenario::Consumer = scenario {
         return Ok(vec![
             layer("machine", &tests, "tenure_consumer", &["--quiet"])?,
@@ -386,8 +436,8 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
             sim,
         ],
         Scenario::Cdc => vec![layer("machine", &tests, "tenure_cdc", &["--quiet"])?, sim],
-        // It has no simulation of its own, and has returned above.
-        Scenario::Consumer => Vec::new(),
+        // They have returned above.
+        Scenario::Consumer | Scenario::Autoscaler => Vec::new(),
         Scenario::Leases => vec![
             layer("machine", &tests, "tenure_leases", &["--quiet"])?,
             layer("model", &tests, "main", &["--quiet", "model::"])?,
@@ -467,6 +517,31 @@ mod tests {
             let listed = scenario.bugs().iter().map(|bug| bug.name.to_owned()).collect::<BTreeSet<_>>();
             let folder = workspace::root().join("crates").join(scenario.name()).join("src");
             assert_eq!(listed, asked_for(&folder));
+        }
+    }
+
+    /// The ordering rules ask by their own names, so every such text counts.
+    #[test]
+    fn every_bug_of_the_autoscaler_is_listed_and_every_listed_one_is_there() {
+        fn named(folder: &Path) -> BTreeSet<String> {
+            let mut names = BTreeSet::new();
+            for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if entry.is_dir() {
+                    names.extend(named(&entry));
+                    continue;
+                }
+                let text = fs::read_to_string(entry).unwrap();
+                let texts = text.split("\"autoscaler_").skip(1).filter_map(|rest| rest.split_once('"'));
+                names.extend(texts.map(|(name, _)| format!("autoscaler_{name}")));
+            }
+            names
+        }
+        let listed = AUTOSCALER.iter().map(|bug| bug.name.to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(listed, named(&workspace::root().join("crates/autoscaler/src")));
+        let broken = AUTOSCALER.iter().flat_map(|bug| bug.breaks.split(", ")).collect::<BTreeSet<_>>();
+        for number in 1..=9 {
+            assert!(broken.contains(format!("AS-{number}").as_str()), "AS-{number}");
+            assert!(number > 8 || broken.contains(format!("rule {number}").as_str()), "rule {number}");
         }
     }
 

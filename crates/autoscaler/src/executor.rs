@@ -13,10 +13,12 @@
 //! # Assumptions
 //! No two executors have the same owner name: [`Executor::builder`] adds a nonce.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic};
+use tenure_planted as planted;
 use tenure_store::{Item, Store, Written};
 use tracing::warn;
 
@@ -193,6 +195,9 @@ impl Executor {
                         let what = call.what();
                         match self.call(&state, call, &mut answers).await {
                             Ok(flow) => flow,
+                            Err(error) if planted::is("autoscaler_one_failure_stops_all") => {
+                                return Err(error);
+                            }
                             Err(error) => {
                                 let is_answer = matches!(error.kind(), Kind::Denied | Kind::Invalid);
                                 unanswered += u32::from(!is_answer);
@@ -270,7 +275,7 @@ impl Executor {
     /// Workers that an old writer launched lack the cluster's tag: their nodes name them.
     async fn ask_for_unlisted(&self, seen: &mut Observation) -> Result<()> {
         let unlisted = seen.unlisted();
-        if unlisted.is_empty() {
+        if unlisted.is_empty() || planted::is("autoscaler_untagged_not_counted") {
             return Ok(());
         }
         let found = self.ports.cloud.instances(self.by(), &unlisted).await;
@@ -282,6 +287,7 @@ impl Executor {
     /// Without an answer, or with one that knows no node, it is unknown which are ready.
     async fn readings(&self, seen: &Observation) -> Readings {
         match self.ports.metrics.ready_nodes(self.by()).await {
+            _ if planted::is("autoscaler_unknown_is_not_ready") => Readings::Ready(BTreeSet::new()),
             Ok(ready) if ready.is_empty() && !seen.nodes.is_empty() => Readings::Unknown,
             Ok(ready) => Readings::Ready(ready),
             Err(error) => {

@@ -13,6 +13,7 @@ mod up;
 use std::collections::BTreeMap;
 
 use md5::{Digest, Md5};
+use tenure_planted as planted;
 
 use crate::change::{Change, Stamp};
 use crate::observation::{Answer, CordonMark, LaunchOrder, Observation};
@@ -234,7 +235,10 @@ pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now
         let owner = state.lock_owner.as_deref().unwrap_or("nobody");
         // An old writer took the lock over our action. It may be about to write what it does.
         let lock_limit = (now.ms - millis(policy.skew)).div_euclid(1000);
-        if state.lock_owner.is_some() && state.old_lock().is_some_and(|until| until >= lock_limit) {
+        if state.lock_owner.is_some()
+            && state.old_lock().is_some_and(|until| until >= lock_limit)
+            && !planted::is("autoscaler_takes_the_lock_back")
+        {
             return Step::because(format!("{owner}, an old writer, holds the lock"));
         }
         return match state.lease_until_ms {
@@ -264,7 +268,7 @@ pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now
 
 fn idle(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
     let seen = garbage::highest_number(observation);
-    if seen > state.action_seq() {
+    if seen > state.action_seq() && !planted::is("autoscaler_number_starts_anew") {
         return Step::write(
             Change::Recount { seq: seen },
             format!(
@@ -287,6 +291,9 @@ fn idle(state: &State, observation: &Observation, policy: &Policy, now: &Now) ->
 /// long ago, or it left neither.
 fn legacy_is_over(state: &State, legacy: Legacy<'_>, now: &Now, policy: &Policy) -> bool {
     let began = match legacy {
+        _ if planted::is("autoscaler_theft_by_own_start") => {
+            state.up_started_epoch.into_iter().chain(state.down_started_epoch).min()
+        }
         Legacy::Up(_) => state.up_started_epoch,
         Legacy::Down(_) => state.down_started_epoch,
         Legacy::Nameless => None,

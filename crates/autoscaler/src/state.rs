@@ -8,6 +8,8 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
 
+use tenure_planted as planted;
+
 /// Most slots or nodes in one action: the item stays far below 400 KB.
 pub const TARGETS_MAX: usize = 50;
 /// Most instances of an old writer's list that are adopted: theirs knew no such bound as ours. A slot takes
@@ -370,7 +372,8 @@ impl State {
     #[must_use]
     pub fn own_lock(&self) -> Option<i64> {
         let lease = self.lease_until_ms?.div_euclid(1000) + 1;
-        Some(self.action_deadline_epoch.unwrap_or(0).max(lease + LOCK_GAP_SECONDS))
+        let gap = if planted::is("autoscaler_lock_ends_with_lease") { 0 } else { LOCK_GAP_SECONDS };
+        Some(self.action_deadline_epoch.unwrap_or(0).max(lease + gap))
     }
 
     /// Until when an old writer holds the lock. It takes the lock only once ours is past, so its

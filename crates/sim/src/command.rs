@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tenure_clock::{Clock, SystemClock};
 
+use crate::autoscaler::Autoscaler;
 use crate::cdc::Cdc;
 use crate::election::Election;
 use crate::fleet::{self, SumsOf};
@@ -28,6 +29,8 @@ pub struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Chosen {
+    /// A few executors keep one cluster at its size.
+    Autoscaler(Selection),
     /// Three nodes stand for one shard.
     Election(Selection),
     /// A few nodes take turns in publishing a database's changes.
@@ -99,6 +102,7 @@ struct Summary {
 #[must_use]
 pub fn run(arguments: &Arguments) -> ExitCode {
     match &arguments.scenario {
+        Chosen::Autoscaler(selection) => simulate::<Autoscaler>(selection),
         Chosen::Election(selection) => simulate::<Election>(selection),
         Chosen::Cdc(selection) => simulate::<Cdc>(selection),
         Chosen::Leases { selection, scale: true, shards, workers } => {

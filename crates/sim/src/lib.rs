@@ -5,6 +5,7 @@
 //! a failure replays, and is then made small enough to read. Faults run first and then stop, and the
 //! world is expected to heal.
 
+pub mod autoscaler;
 pub mod calendar;
 pub mod cdc;
 pub mod command;

@@ -1,5 +1,6 @@
 //! The worlds hold, the positive controls do not, and every run can be told again.
 
+mod autoscaler;
 mod cdc;
 mod election;
 mod leases;

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-const SCENARIOS: [&str; 3] = ["election", "cdc", "leases"];
+const SCENARIOS: [&str; 4] = ["election", "cdc", "leases", "autoscaler"];
 
 fn simulator(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure-sim"));
@@ -32,6 +32,7 @@ fn the_summary_has_its_fields() {
     fields_of("election", &["failover_p50", "failover_p99"]);
     fields_of("cdc", &[]);
     fields_of("leases", &[]);
+    fields_of("autoscaler", &[]);
 }
 
 fn fields_of(scenario: &str, more: &[&str]) {

@@ -6,6 +6,8 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use tenure_planted as planted;
+
 use super::down::may_be_evicted;
 use super::{Effect, Now, Step};
 use crate::change::Change;
@@ -83,7 +85,8 @@ fn blocked(state: &State, policy: &Policy, now: &Now) -> Option<String> {
         return Some("paused: `tenure autoscale resume` goes on".to_owned());
     }
     // An old writer knows no `nextAllowedEpoch`: what it completed is told by `lastScaleEpoch` alone.
-    let last = state.last_scale_epoch.filter(|last| *last > 0);
+    let last =
+        state.last_scale_epoch.filter(|last| *last > 0 && !planted::is("autoscaler_forgets_old_cooldown"));
     let cooled = last.map_or(0, |last| last.saturating_add(seconds(policy.cooldown)));
     let allowed = state.next_allowed_epoch.unwrap_or(0).max(cooled);
     (allowed > now.epoch()).then(|| format!("cooling down for {} s more", allowed - now.epoch()))
@@ -160,6 +163,9 @@ impl<'a> View<'a> {
     fn doubt(&self) -> Option<String> {
         self.clock_doubt().or_else(|| {
             // Ready by either account: a worker that nobody counts is a worker too many.
+            if planted::is("autoscaler_strangers_ignored") {
+                return None;
+            }
             let ready = |node: &&&Node| node.ready || self.observation.is_ready(node) == Some(true);
             let mut strangers = self.matches.strangers.iter().filter(ready);
             let first = strangers.next()?;
@@ -180,7 +186,7 @@ impl<'a> View<'a> {
         let created = self.observation.nodes.iter().map(|node| node.created_epoch);
         let measured = self.observation.loads.iter().flatten().map(|(_, load)| load.at_epoch);
         let latest = launched.chain(created).chain(measured).chain(self.state.last_scale_epoch).max()?;
-        (latest > bound).then(|| {
+        (latest > bound && !planted::is("autoscaler_any_clock")).then(|| {
             format!(
                 "this clock is {} s behind what others dated: set it right, or theirs; nothing begins until \
                  then",
@@ -261,6 +267,9 @@ impl<'a> View<'a> {
         let age = self.now.epoch() - load.at_epoch;
         // From the future means that some clock is wrong: that is no measure either.
         let bound = seconds(self.policy.metrics_age_max);
+        if planted::is("autoscaler_stale_load_counts") {
+            return Some(load);
+        }
         (age <= bound && age >= -bound).then_some(load)
     }
 
@@ -287,6 +296,7 @@ impl<'a> View<'a> {
         let loads = self.observation.loads.iter().flatten();
         if let Some(newest) = loads.map(|(_, load)| load.at_epoch).max()
             && self.now.epoch() - newest > seconds(self.policy.metrics_age_max)
+            && !planted::is("autoscaler_stale_load_counts")
         {
             reasons.push(format!(
                 "the newest load is {} s old: the metrics are stale or this clock is ahead; nothing is taken away",

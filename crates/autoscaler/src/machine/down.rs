@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tenure_planted as planted;
+
 use super::up::pause_after_failure;
 use super::{Course, Effect, Manner, is_late};
 use crate::change::{Change, Ending};
@@ -43,7 +45,8 @@ pub(super) fn go_on(course: &mut Course<'_>) {
     }
     for instance in done {
         // An old writer that resumed our action marked it before us: only the phase follows.
-        let marked = course.state.down_completed.iter().flatten().any(|other| *other == instance);
+        let marked = course.state.down_completed.iter().flatten().any(|other| *other == instance)
+            && !planted::is("autoscaler_marked_stays_open");
         course.write(if marked { Change::NoteDone { instance } } else { Change::MarkDone { instance } });
     }
     let nodes = course.state.down_nodes.clone().unwrap_or_default();
@@ -97,13 +100,15 @@ impl<'a> Sight<'a> {
         let forgotten = course.observation.instance(id).is_none() && own.is_empty() && doubt.is_none();
         let is_own = |node: &Node| own.iter().any(|other| other.name == node.name);
         let strangers = world.matches.strangers.iter().copied();
+        let held = own.iter().copied().chain(strangers.filter(|node| is_planned(node) && !is_own(node)));
         let held =
-            own.iter().copied().chain(strangers.filter(|node| is_planned(node) && !is_own(node))).collect();
+            held.filter(|_| !own.is_empty() || !planted::is("autoscaler_lost_match_keeps_cordon")).collect();
         let on_it = own.iter().filter_map(|node| world.pods.get(node.name.as_str())).flatten();
         Self {
             gone,
             forgotten,
-            marked: course.state.down_completed.iter().flatten().any(|other| other == id),
+            marked: course.state.down_completed.iter().flatten().any(|other| other == id)
+                && !planted::is("autoscaler_drains_what_is_marked"),
             node: own.first().copied(),
             doubt,
             held,
@@ -166,6 +171,9 @@ fn next(
             if sight.node.is_some_and(|node| node.control_plane) {
                 course.says(format!("node {} is given back: it runs the control plane", planned.node));
                 return Some(NodePhase::Rollback);
+            }
+            if sight.node.is_none() && planted::is("autoscaler_unseen_is_empty") {
+                return Some(NodePhase::Terminating);
             }
             if late {
                 return Some(overdue(course, id, planned, sight));

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use tenure_planted as planted;
+
 use super::{Course, Effect, client_token, is_late, next_launch};
 use crate::change::{Change, Ending};
 use crate::observation::{Answer, InstanceState, LaunchOrder, Matches, Node, tags};
@@ -37,7 +39,7 @@ fn admit_late_records(course: &mut Course<'_>) {
     let known: BTreeSet<_> = slots.filter_map(|(_, slot)| slot.instance.as_ref()).collect();
     let recorded = course.state.up_instance_ids.iter().flatten();
     let instances: BTreeSet<_> = recorded.filter(|id| !known.contains(id)).cloned().collect();
-    if !instances.is_empty() {
+    if !instances.is_empty() && !planted::is("autoscaler_late_record_dropped") {
         course.says(format!("an old writer recorded {} instances late", instances.len()));
         course.write(Change::Admit { instances });
     }
@@ -55,9 +57,14 @@ fn order(course: &Course<'_>, action: &ActionId, number: u32, slot: &Slot) -> La
         slot: number,
         attempt: slot.attempt,
         place: slot.place.clone(),
-        token: client_token(&course.policy.cluster, action, number, slot.attempt),
+        token: token(course, action, number, slot.attempt),
         tags: tags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
     }
+}
+
+fn token(course: &Course<'_>, action: &ActionId, number: u32, attempt: u32) -> String {
+    let token = client_token(&course.policy.cluster, action, number, attempt);
+    if planted::is("autoscaler_token_of_executor") { token + &course.now.owner } else { token }
 }
 
 /// Launches that were answered in this tick.
@@ -170,6 +177,9 @@ fn has_joined(course: &mut Course<'_>, node: Option<&Node>, late: bool) -> bool 
 /// Why the instance may be serving, though it was not seen to join. What we launched has the start-up taint
 /// until JOINED is durable; what an old writer launched never had one.
 fn may_serve(matches: &Matches<'_>, id: &InstanceId, slot: &Slot) -> Option<String> {
+    if planted::is("autoscaler_serving_is_reaped") {
+        return None;
+    }
     let adopted = slot.place.subnet.is_empty();
     let tells = adopted || Rule::TaintUntilJoined.kept();
     let nodes = matches.nodes_of(id);
@@ -224,7 +234,9 @@ fn settle(course: &mut Course<'_>, action: &ActionId, matches: &Matches<'_>) {
             (SlotPhase::Reaping, _) => {
                 reaped.insert(*number);
             }
-            (SlotPhase::Joined | SlotPhase::Kept, Some(id)) if !is_past(course, id) => {
+            (SlotPhase::Joined | SlotPhase::Kept, Some(id))
+                if !is_past(course, id) && !planted::is("autoscaler_completes_uncommitted") =>
+            {
                 settled &= commit(course, action, id, matches.node_of(id));
             }
             _ => {}
@@ -304,6 +316,9 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
 }
 
 pub(super) fn pause_after_failure(state: &State) -> i64 {
+    if planted::is("autoscaler_no_pause_after_failure") {
+        return 0;
+    }
     Policy::backoff_seconds(state.fail_count.unwrap_or(0))
 }
 

@@ -360,10 +360,15 @@ impl Ledger {
 
     fn as_3_bounds(&mut self, new: &State, machines: &[(&Instance, Option<&Node>)]) {
         let leaving = |id: &InstanceId| new.interrupted().any(|(other, _)| other == id);
+        // Without the cluster's tag and without a node, nobody can tell that an instance is the cluster's.
+        let known = |instance: &Instance, node: Option<&Node>| {
+            node.is_some() || instance.tag(tags::CLUSTER).is_some()
+        };
         let workers = || {
             machines
                 .iter()
                 .filter(|(_, node)| !node.is_some_and(|node| node.control_plane))
+                .filter(|(instance, node)| known(instance, *node))
                 .filter(|(instance, _)| instance.is_live() && !leaving(&instance.id))
         };
         if let (Some(_), Some(requested)) = (&new.up_action_id, new.up_requested) {

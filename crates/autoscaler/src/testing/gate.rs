@@ -65,13 +65,23 @@ impl Gate {
         gate
     }
 
+    /// The call so many after the next one meets a fault.
+    pub fn arm(&self, ahead: u32, mode: Mode) {
+        let mut inner = self.lock();
+        let next = u32::try_from(inner.calls.len()).unwrap_or(u32::MAX);
+        inner.fault = Some(Fault { call: next.saturating_add(ahead), mode });
+        inner.fault_met = false;
+    }
+
     /// While the call of that number is under way, `hook` runs first.
     pub fn stall(
         &self,
         call: u32,
         hook: impl FnOnce() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + 'static,
     ) {
-        self.lock().stall = Some((call, Box::new(hook)));
+        let mut inner = self.lock();
+        inner.stall = Some((call, Box::new(hook)));
+        inner.stall_met = false;
     }
 
     /// The calls that came through.

@@ -357,6 +357,34 @@ impl World {
         }
     }
 
+    /// The node says again which instance it is.
+    pub fn restore_match(&self, node: &str) {
+        let mut inner = self.at_now();
+        let version = inner.next_version();
+        let machine = inner.machines.values().find(|machine| machine.node.as_deref() == Some(node));
+        let Some(id) = machine.map(|machine| machine.instance.id.clone()) else { return };
+        if let Some(node) = inner.nodes.get_mut(node) {
+            node.provider_id = Some(format!("aws:///zone/{id}"));
+            node.version = version;
+        }
+    }
+
+    /// A person uncordons a node.
+    pub fn uncordon_by_hand(&self, node: &str) {
+        let mut inner = self.at_now();
+        let version = inner.next_version();
+        if let Some(node) = inner.nodes.get_mut(node) {
+            node.unschedulable = false;
+            node.version = version;
+        }
+        inner.cordoned_by_person.remove(node);
+    }
+
+    /// Every pod that may move goes away: nobody wants them any more.
+    pub fn remove_pods(&self) {
+        self.at_now().pods.retain(|_, pod| pod.owner != PodOwner::Controller);
+    }
+
     /// A node is Ready, or not; its pods stay.
     pub fn set_ready(&self, node: &str, ready: bool) {
         if let Some(node) = self.at_now().nodes.get_mut(node) {
@@ -451,6 +479,12 @@ impl World {
         inner.now = self.epoch();
         inner.settle();
         inner.pods.values().filter(|pod| pod.node.is_none()).count()
+    }
+
+    /// How many instances were launched.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        self.lock().launches
     }
 
     /// How many actions have ended.

@@ -1,0 +1,36 @@
+//! A cluster is scaled through everything that goes wrong, and the old documents' flow is caught.
+
+use tenure_autoscaler::testing::Checker;
+use tenure_sim::autoscaler::{Autoscaler, Rules};
+use tenure_sim::fleet;
+
+use super::{THREADS, long, quiet};
+
+#[test]
+fn no_schedule_breaks_a_rule() {
+    let schedules = if long() { 20_000 } else { 300 };
+    let sums = fleet::run::<Autoscaler>(Rules::Tenure, 1, schedules, THREADS, &quiet);
+    assert_eq!(
+        sums.first(),
+        None,
+        "replay with `cargo xtask sim autoscaler --seed N --schedules 1 --trace`: {:?}",
+        sums.first_seeds
+    );
+    assert_eq!(sums.faults.missing(), [""; 0]);
+    let tally = &sums.tally;
+    assert!(tally.ended > 2 * schedules && tally.launched > schedules, "{tally:?}");
+}
+
+#[test]
+fn the_old_documents_flow_is_caught() {
+    let sums = fleet::run::<Autoscaler>(Rules::Seed, 1, 60, THREADS, &quiet);
+    for checker in [Checker::As1, Checker::As2, Checker::As9] {
+        assert!(sums.by_rule[&checker] > 0, "{} was not broken: {:?}", checker.name(), sums.by_rule);
+    }
+}
+
+#[test]
+fn the_number_of_threads_changes_nothing() {
+    let run = |threads| fleet::run::<Autoscaler>(Rules::Tenure, 500, 40, threads, &quiet);
+    assert_eq!(run(1), run(3));
+}
