@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::state::{Action, InstanceId, Legacy, State};
+use crate::state::{Action, InstanceId, Legacy, SlotPhase, State};
 
 /// By how much clocks may differ before an epoch in the future is remarkable.
 const CLOCKS_APART_SECONDS: i64 = 300;
@@ -96,16 +96,11 @@ fn lists(state: &State, found: &mut Findings) {
             ids.len() - completed.len()
         ));
     }
-    if let (Some(slots), Some(asked)) = (&state.up_slots, state.up_requested)
-        && usize::try_from(asked) != Ok(slots.len())
-    {
-        found.wrong(format!(
-            "{asked} instances were requested and {} slots are planned: the slots hold",
-            slots.len()
-        ));
-    }
     let recorded = set(state.up_instance_ids.as_ref());
-    let launched = state.up_slots.iter().flatten().filter_map(|(_, slot)| slot.instance.as_ref());
+    // What is being ended was found by its tag, and is not recorded any more.
+    let is_kept = |phase| matches!(phase, SlotPhase::Launched | SlotPhase::Joined);
+    let kept = state.up_slots.iter().flatten().filter(|(_, slot)| is_kept(slot.phase));
+    let launched = kept.filter_map(|(_, slot)| slot.instance.as_ref());
     for id in launched.filter(|id| !recorded.contains(id)) {
         found.wrong(format!(
             "{id} was launched and is not in `scaleUpInstanceIds`: an old writer would not find it"

@@ -312,9 +312,13 @@ impl Cloud for Ec2 {
         match failure.meaning() {
             Some(Meaning::NoCapacity) => Ok(Launch::NoCapacity(failure.said())),
             // The token was used by another request: an earlier version of ours may have frozen less.
-            Some(Meaning::TokenUsed) => match self.launched_before(by, order).await? {
-                Some(id) => Ok(Launch::Started(id)),
-                None => Err(Error::new(
+            Some(Meaning::TokenUsed) => match self.launched_before(by, order).await {
+                Ok(Some(id)) => Ok(Launch::Started(id)),
+                // Whatever kept us from looking: something was launched.
+                Err(error) => {
+                    Err(Error::new(Kind::Unknown, "the token of this launch was used before").because(error))
+                }
+                Ok(None) => Err(Error::new(
                     Kind::Unknown,
                     "the token of this launch was used by another, whose instance is not seen yet: look again",
                 )),

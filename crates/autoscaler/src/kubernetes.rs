@@ -155,6 +155,11 @@ impl Kubernetes {
             })?,
         };
         config.default_retry = false;
+        // The client takes a proxy of the environment for every cluster, and has no list of exceptions. The API
+        // server of one's own cluster is reached directly; a kubeconfig may still name a proxy.
+        if ["HTTPS_PROXY", "https_proxy"].iter().any(|name| std::env::var_os(name).is_some()) {
+            config.proxy_url = None;
+        }
         let server = config.cluster_url.to_string();
         let client = Client::try_from(config)
             .map_err(|error| Error::invalid("the Kubernetes configuration cannot be used").because(error))?;

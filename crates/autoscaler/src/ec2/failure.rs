@@ -126,8 +126,12 @@ impl Failure {
             return Self::answer(code, answer.err().message().unwrap_or_default(), status);
         }
         if let Some(credentials) = find::<CredentialsError>(&error) {
-            let slow = matches!(credentials, CredentialsError::ProviderTimedOut(_));
-            let kind = if slow { Kind::Unavailable } else { Kind::Denied };
+            // Whoever hands them out may be back soon; one that has none will have none.
+            let missing = matches!(
+                credentials,
+                CredentialsError::CredentialsNotLoaded(_) | CredentialsError::InvalidConfiguration(_)
+            );
+            let kind = if missing { Kind::Denied } else { Kind::Unavailable };
             return Self::Other(
                 Error::new(
                     kind,

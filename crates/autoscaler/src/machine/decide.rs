@@ -313,7 +313,9 @@ impl<'a> View<'a> {
             .filter_map(|id| Some((*id, self.single_node(id)?)))
             .filter(|(_, node)| usable(node))
             .collect();
-        let spare = ready.len().saturating_sub(self.policy.workers_min as usize);
+        // What the lag asks for would be asked for again at once.
+        let wanted = self.policy.workers_min.max(self.observation.wanted_by_lag.unwrap_or(0));
+        let spare = ready.len().saturating_sub(wanted as usize);
         if spare == 0 {
             return Vec::new();
         }

@@ -130,6 +130,9 @@ fn doubt(course: &Course<'_>, planned: &DownNode, world: &Seen<'_>, own: &[&Node
     if !own.is_empty() {
         return None;
     }
+    if course.observation.nodes.iter().all(|node| node.control_plane) {
+        return Some("the cluster lists no worker at all: is this its API server?".to_owned());
+    }
     if let Some(stranger) = world.matches.serving_strangers().next() {
         return Some(format!("node {} belongs to no known instance, and may be its", stranger.name));
     }
@@ -149,9 +152,13 @@ pub(super) fn may_be_evicted(pod: &Pod, policy: &Policy) -> bool {
         && (!pod.local_storage || policy.evict_local_storage)
 }
 
+/// Counted from when this action began or was adopted: an old writer's drains are no try of ours.
 fn is_forced(course: &Course<'_>) -> bool {
-    let began = course.state.down_started_epoch.unwrap_or(i64::MAX / 2);
-    course.policy.force_after.is_some_and(|after| course.now.epoch() >= began + seconds(after))
+    let policy = course.policy;
+    let Some((after, deadline)) = policy.force_after.zip(course.state.action_deadline_epoch) else {
+        return false;
+    };
+    course.now.epoch() >= deadline - seconds(policy.drain_timeout) + seconds(after)
 }
 
 /// The phase that a node moves to now, if any.
@@ -225,15 +232,16 @@ fn overdue(course: &mut Course<'_>, id: &InstanceId, planned: &DownNode, sight: 
 
 /// A node is cordoned only if its pods may go: asked beforehand.
 fn preflight(course: &mut Course<'_>, planned: &DownNode, sight: &Sight<'_>) -> Option<NodePhase> {
-    if is_forced(course) {
-        return Some(NodePhase::Cordoning);
-    }
+    // A budget may be forced; what would be lost for good is not.
     if let Some(pod) = sight.refused(course.policy) {
         course.says(format!(
             "node {} is given back: nobody brings pod {}/{} or its data back",
             planned.node, pod.namespace, pod.name
         ));
         return Some(NodePhase::Rollback);
+    }
+    if is_forced(course) {
+        return Some(NodePhase::Cordoning);
     }
     let may_go = |pod: &&Pod| course.answered(&Answer::Evictable(pod.uid.clone()));
     sight.pods.iter().all(may_go).then_some(NodePhase::Cordoning)

@@ -85,7 +85,16 @@ fn show(item: &Option<Item>, context: &Context) -> anyhow::Result<ExitCode> {
         context.out.say(|| json!({ "item": Json::Null }), || "there is no state item yet".to_owned())?;
         return Ok(ExitCode::SUCCESS);
     };
-    let state = decode(item).map_err(misuse_if_invalid)?;
+    let state = match decode(item) {
+        Ok(state) => state,
+        // Whoever is to correct it must see it.
+        Err(error) => {
+            let raw = || json!({ "unreadable": error.chain(), "item": item_text::shown(item, true) });
+            context.out.say(raw, || format!("unreadable  {}", one_line(&item_text::plain_text(item))))?;
+            context.out.flush()?;
+            return Err(misuse_if_invalid(error));
+        }
+    };
     if context.out.is_json() {
         let action = state.action().map(|action| {
             let (kind, is_ours) = kind(&action);
