@@ -66,7 +66,8 @@ pub struct Measures {
 /// Where instances are launched and ended.
 #[async_trait]
 pub trait Cloud: Debug + Send + Sync {
-    /// All instances with the cluster's tag, pending and ending ones too, and those named.
+    /// All instances with the cluster's tag, pending and ending ones too, and those named: by the state item,
+    /// or by nodes, so there may be many. What the cloud does not know is left out.
     async fn instances(&self, by: Monotonic, also: &[InstanceId]) -> Result<Vec<Instance>>;
 
     /// Launches one instance; with the same token, once.
@@ -122,6 +123,6 @@ pub trait Metrics: Debug + Send + Sync {
     /// Loads and lag.
     async fn measures(&self, by: Monotonic) -> Result<Measures>;
 
-    /// The names of the nodes that the readiness query calls ready.
+    /// The names of the nodes that the readiness query calls ready. No name at all is taken for unknown.
     async fn ready_nodes(&self, by: Monotonic) -> Result<BTreeSet<String>>;
 }

@@ -24,7 +24,7 @@ fn no_schedule_breaks_a_rule() {
 #[test]
 fn the_old_documents_flow_is_caught() {
     let sums = fleet::run::<Autoscaler>(Rules::Seed, 1, 60, THREADS, &quiet);
-    for checker in [Checker::As1, Checker::As2, Checker::As9] {
+    for checker in [Checker::As2, Checker::As7] {
         assert!(sums.by_rule[&checker] > 0, "{} was not broken: {:?}", checker.name(), sums.by_rule);
     }
 }

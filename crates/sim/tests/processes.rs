@@ -24,7 +24,12 @@ fn tell_twice(scenario: &str) {
     let text = String::from_utf8_lossy(&one.stderr);
     assert!(one.status.success(), "{text}");
     assert!(text.lines().count() > 1000, "every event of seed 42, and the hash of the others:\n{text}");
-    assert!(one.stderr == two.stderr, "two runs of one seed differ");
+    // How far a run is, it tells by the real clock.
+    let told = |output: &Output| {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        text.lines().filter(|line| !line.ends_with(" of 60 schedules")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert!(told(&one) == told(&two), "two runs of one seed differ");
 }
 
 #[test]

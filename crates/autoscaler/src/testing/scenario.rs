@@ -45,7 +45,7 @@ const PLAIN: Scenario = Scenario {
     during_stall: nothing,
     after_stall: nothing,
     for_seed: true,
-    near_calls: 5,
+    near_calls: 3,
 };
 
 /// A story that differs from a plain one in a single place.

@@ -231,6 +231,10 @@ impl<'a> Run<'a> {
         }
         let state = self.world.state();
         let died = if lives { "" } else { " and dies" };
+        let (rev, live) = (state.rev.unwrap_or(0), self.world.live().len());
+        self.trace.note(now, format_args!("{} leaves the item at rev {rev}, {live} instances", name(index)));
+        let waiting = self.world.waiting_pods();
+        self.trace.note(now, format_args!("{waiting} pods wait, {} effects so far", changes));
         // The story is told by what is under way.
         match state.action() {
             None if lives => self.trace.note(now, format_args!("{} ticks: nothing", name(index))),
