@@ -1,10 +1,12 @@
 //! How a shard is left: handed over, stopped, lost, read to its end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use tenure_consumer::ShardContext;
-use tenure_leases::{Checkpoint, Ending};
+use tenure_consumer::{SeekTo, ShardContext};
+use tenure_leases::{Checkpoint, Ending, LeaseKey};
 use tenure_stream::HashKey;
+use tokio::sync::Semaphore;
 
 use crate::harness::{FOREVER, Recorder, World, shown};
 
@@ -103,6 +105,51 @@ async fn work_that_hangs_is_seen_by_the_keeper() {
     let began = world.stuck_since(0).await.unwrap();
     world.pass(Duration::from_secs(60)).await;
     assert_eq!(world.stuck_since(0).await, Some(began), "and it does not get on");
+}
+
+/// Gets on with a batch once it may.
+struct Held(Recorder, Arc<Semaphore>);
+
+#[async_trait::async_trait]
+impl tenure_consumer::ShardProcessor for Held {
+    async fn init(
+        &mut self,
+        shard: &ShardContext,
+    ) -> Result<tenure_consumer::Start, tenure_consumer::Failure> {
+        self.0.log.add(format!("sought {:?}", shard.sought()));
+        Ok(tenure_consumer::Start::Lease)
+    }
+
+    async fn process(&mut self, _: &tenure_consumer::Batch) -> Result<(), tenure_consumer::Failure> {
+        self.0.log.add("begun");
+        self.1.acquire().await?.forget();
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_seek_of_a_shard_that_is_leaving_is_left_to_the_next_worker() {
+    let mut world = World::new(1).await;
+    let (log, may) = (world.log.clone(), Arc::new(Semaphore::new(0)));
+    let allowed = may.clone();
+    world.start(move |_: &ShardContext| Held(Recorder::new(log.clone()), allowed.clone()));
+    let lease = LeaseKey::of_shard(&world.grant(0).await);
+    world.put_texts(["a"]).await;
+    world.logged("begun").await;
+    world.handle().seek(&lease, SeekTo::Latest).unwrap();
+    world.pass(Duration::from_millis(50)).await;
+    world.end(0, Ending::Handoff).await;
+    world.pass(Duration::from_millis(50)).await;
+    may.add_permits(1);
+    world.asked("give 0").await;
+    assert_eq!(world.log.take(), ["sought None", "begun"], "it is not begun there for a moment");
+    // One that stays is.
+    world.grant(0).await;
+    world.logged("sought None").await;
+    let holds: Vec<_> = world.handle().status().into_iter().map(|shard| shard.hold).collect();
+    assert_eq!(holds, [2]);
+    world.handle().seek(&lease, SeekTo::Latest).unwrap();
+    world.logged("sought Some(Latest)").await;
 }
 
 /// Never gets on.
