@@ -20,7 +20,7 @@ use crate::progress::Step;
 use crate::workspace::cargo;
 
 /// A layer that runs longer has caught the bug: it went round and round.
-const LAYER_TIMEOUT: Duration = Duration::from_secs(150);
+const LAYER_TIMEOUT: Duration = Duration::from_secs(300);
 /// What `timeout` says then.
 const TIMED_OUT: i32 = 124;
 
