@@ -41,11 +41,11 @@ impl Driver {
         }
     }
 
-    /// One tick; whatever it says, the next one goes on.
-    async fn tick(&mut self) {
+    /// One tick; whatever it says, the next one goes on. `false` if it died in the middle.
+    fn tick(&mut self) -> bool {
         match self {
-            Self::Ours(executor) => drop(executor.tick().await),
-            Self::Seed(executor) => drop(executor.tick().await),
+            Self::Ours(executor) => at_once(executor.tick()).is_some(),
+            Self::Seed(executor) => at_once(executor.tick()).is_some(),
         }
     }
 }
@@ -207,7 +207,7 @@ impl<'a> Run<'a> {
         let gate = node.gate.clone();
         let driver =
             node.driver.get_or_insert_with(|| Driver::new(&world, &name(index).to_string(), &gate, rules));
-        let lives = at_once(driver.tick()).is_some();
+        let lives = driver.tick();
         if !lives {
             node.driver = None;
         }
@@ -333,14 +333,13 @@ impl<'a> Run<'a> {
             u32::try_from(node.gate.calls().len() as u64 + detail % CALLS_AHEAD_MAX).unwrap_or(u32::MAX);
         let (world, rules, ticks) = (self.world.clone(), self.rules, 1 + detail / 100 % 3);
         node.gate.stall(call, move || {
-            Box::pin(async move {
-                world.advance(Duration::from_secs(seconds));
-                let mut second = Driver::new(&world, "other", &Gate::open(), rules);
-                for _ in 0..ticks {
-                    second.tick().await;
-                    world.advance(Duration::from_secs(20));
-                }
-            })
+            world.advance(Duration::from_secs(seconds));
+            let mut second = Driver::new(&world, "other", &Gate::open(), rules);
+            for _ in 0..ticks {
+                second.tick();
+                world.advance(Duration::from_secs(20));
+            }
+            Box::pin(std::future::ready(()))
         });
         node.stalls = true;
     }
@@ -367,7 +366,7 @@ impl<'a> Run<'a> {
                 let interrupt = Interrupt { kind: InterruptKind::Spot, at: self.world.epoch() };
                 let executor = self.world.executor("inbox", &Gate::open());
                 if self.rules == Rules::Tenure {
-                    let _ = at_once(executor.interrupt(&id, interrupt));
+                    let _ = at_once(executor.book().interrupt(&id, interrupt));
                 }
                 self.then(until, Later::Kill(id.clone()));
             }
@@ -424,7 +423,7 @@ impl<'a> Run<'a> {
         for _ in 0..HEALING_TICKS_MAX {
             self.world.advance(Duration::from_secs(60));
             let before = self.world.changes();
-            let _ = at_once(last.tick());
+            last.tick();
             let quiet = self.world.changes() == before && self.world.state().action().is_none();
             rests = if quiet { rests + 1 } else { 0 };
             self.trace.tell(self.now(), format_args!("z ticks: {:?}", self.world.state().action()));
