@@ -69,21 +69,16 @@ const LOOPBACK_SOURCE: &str = include_str!("services/loopback.c");
 
 /// What tests need, and services for tests run by hand: what benchmarks need, and an API server.
 pub(crate) fn needs_of_tests(embedded: bool) -> Vec<Need> {
-    let mut needs = needs_without_kubernetes(embedded);
+    let mut needs = needs(embedded);
     if !embedded {
+        needs.extend([NEEDS_OF_PROMETHEUS, NEEDS_OF_MOTO].concat());
         needs.extend(needs_of_kubernetes());
     }
     needs
 }
 
-/// What tests need that leave the API server out.
-pub(crate) fn needs_without_kubernetes(embedded: bool) -> Vec<Need> {
-    let mut needs = needs(embedded);
-    if !embedded {
-        needs.extend([Need::Prometheus, Need::Python, Need::Moto]);
-    }
-    needs
-}
+pub(crate) const NEEDS_OF_PROMETHEUS: &[Need] = &[Need::Prometheus];
+pub(crate) const NEEDS_OF_MOTO: &[Need] = &[Need::Python, Need::Moto];
 
 /// What an API server needs. Building it takes minutes, so it can be set up by itself.
 pub(crate) fn needs_of_kubernetes() -> Vec<Need> {
@@ -403,7 +398,7 @@ mod tests {
         assert!(needs_of_tests(false).contains(&Need::Kubernetes));
         assert!(!needs_of_tests(true).contains(&Need::Kubernetes));
         assert!(!needs(false).contains(&Need::Kubernetes));
-        assert!(!needs_without_kubernetes(false).contains(&Need::Kubernetes));
+        assert!(!needs(false).contains(&Need::Kubernetes));
     }
 
     #[test]

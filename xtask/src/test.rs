@@ -22,12 +22,12 @@ pub(crate) struct Selection {
 
 /// Runs everything even after a failure, so that one run tells all that is wrong.
 pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
-    setup::ensure(cache, setup::needs_without_kubernetes(selection.embedded))?;
-    let has_kubernetes = !selection.embedded && is_kubernetes_there(cache);
+    setup::ensure(cache, setup::needs(selection.embedded))?;
+    let missing = if selection.embedded { Vec::new() } else { missing(cache) };
     build(&selection)?;
     let instances = Instances::of(cache);
     let mut kinds = Kind::of_tests(selection.embedded);
-    kinds.retain(|kind| *kind != Kind::Kubernetes || has_kubernetes);
+    kinds.retain(|kind| !missing.iter().any(|(left_out, _)| left_out == kind));
     let services = instances.up_for_this_run("test", &kinds)?;
     let run = |command: &mut Command| {
         services.hand_to(command);
@@ -39,8 +39,10 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
     };
 
     let mut tests = nextest(&selection);
-    if !selection.embedded && !has_kubernetes {
-        tests.args(["--filterset", "not (kind(test) & test(/(^|::)kubernetes::/))"]);
+    if !missing.is_empty() {
+        let modules: Vec<_> = missing.iter().map(|(_, module)| *module).collect();
+        let filter = format!("not (kind(test) & test(/(^|::)({})::/))", modules.join("|"));
+        tests.args(["--filterset", &filter]);
     }
     let mut runs = vec![("tests", run(tests.args(&selection.nextest))?)];
     // Whoever names tests means those.
@@ -66,17 +68,24 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Sets the API server up. It is compiled from sources that not every mirror has; all other tests run without it.
-fn is_kubernetes_there(cache: &Cache) -> bool {
-    match setup::ensure(cache, setup::needs_of_kubernetes()) {
-        Ok(()) => true,
-        Err(error) => {
+/// Sets up the servers that not every mirror has what it takes for; all other tests run without them. Answers those
+/// that cannot be had, each with the module of its tests.
+fn missing(cache: &Cache) -> Vec<(Kind, &'static str)> {
+    let wanted = [
+        (Kind::Kubernetes, "kubernetes", setup::needs_of_kubernetes()),
+        (Kind::Prometheus, "prometheus", setup::NEEDS_OF_PROMETHEUS.to_vec()),
+        (Kind::Moto, "ec2", setup::NEEDS_OF_MOTO.to_vec()),
+    ];
+    let mut missing = Vec::new();
+    for (kind, module, needs) in wanted {
+        if let Err(error) = setup::ensure(cache, needs) {
             eprintln!(
-                "warning: the tests with a Kubernetes API server are LEFT OUT, because it cannot be set up: {error:#}"
+                "warning: the tests `{module}` are LEFT OUT, because their server cannot be set up: {error:#}"
             );
-            false
+            missing.push((kind, module));
         }
     }
+    missing
 }
 
 /// Compiles before any service starts: a typing error should not cost a Java start.
