@@ -267,8 +267,6 @@ pub(super) struct World<'p, K> {
     befell: Vec<Option<(u16, u32)>>,
     /// When all leases were first held in a large world, and how many writes that took.
     pub(super) all_held_at: Option<(u64, u64)>,
-    /// The same a lease later.
-    pub(super) settled_at: Option<(u64, u64)>,
 }
 
 impl<'p, K: Keeper> World<'p, K> {
@@ -333,7 +331,6 @@ impl<'p, K: Keeper> World<'p, K> {
             electing: (Draws::new(key, ELECTION), 0),
             befell: vec![None; plan.course.incidents.len()],
             all_held_at: None,
-            settled_at: None,
         };
         world.set_out();
         world
@@ -474,7 +471,7 @@ impl<'p, K: Keeper> World<'p, K> {
             Happening::End { incident } => self.end(incident),
             Happening::Heal => self.heal(),
             Happening::Converged => self.judge_converged(),
-            Happening::Rest => self.rest(),
+            Happening::Rest => self.stage.end(),
         }
     }
 

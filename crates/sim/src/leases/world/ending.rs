@@ -153,7 +153,8 @@ impl<K: Keeper> World<'_, K> {
         let held: usize = self.nodes.iter().map(|node| node.holds.len()).sum();
         if held == self.stream.shards.len() {
             self.all_held_at = Some((self.stage.now, self.stage.outcome.tally.writes));
-            let at = self.stage.now + nanos(self.plan.timing.lease);
+            // Everything is renewed once more, so that the cost of keeping it shows.
+            let at = self.stage.now + nanos(self.plan.timing.renew);
             self.stage.enter(at, Happening::Rest);
         }
     }
@@ -162,15 +163,5 @@ impl<K: Keeper> World<'_, K> {
     pub(in super::super) fn fewest_and_most(&self) -> (usize, usize) {
         let counts = || self.nodes.iter().map(|node| node.holds.len());
         (counts().min().unwrap_or(0), counts().max().unwrap_or(0))
-    }
-
-    /// What was on its way has arrived. Everything is renewed once more, so that the cost of doing nothing shows.
-    pub(super) fn rest(&mut self) {
-        if self.settled_at.is_some() {
-            return self.stage.end();
-        }
-        self.settled_at = Some((self.stage.now, self.stage.outcome.tally.writes));
-        let at = self.stage.now + nanos(self.plan.timing.renew);
-        self.stage.enter(at, Happening::Rest);
     }
 }
