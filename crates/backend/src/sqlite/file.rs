@@ -73,7 +73,7 @@ pub(super) fn thread(
         .map_err(|error| Error::unavailable("start a thread").because(error))
 }
 
-fn connect(path: &Path, spec: &FileSpec) -> Result<Connection> {
+pub(super) fn connect(path: &Path, spec: &FileSpec) -> Result<Connection> {
     let flags =
         OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = match &spec.vfs {
@@ -87,7 +87,7 @@ fn connect(path: &Path, spec: &FileSpec) -> Result<Connection> {
     Ok(connection)
 }
 
-enum NotOurs {
+pub(super) enum NotOurs {
     Sqlite(rusqlite::Error),
     Other(String),
 }
@@ -101,7 +101,7 @@ impl From<rusqlite::Error> for NotOurs {
 /// Switches to WAL and creates the tables, once, whoever comes first.
 fn prepare(connection: &Connection, spec: &FileSpec, clock: &dyn Clock) -> Result<(), NotOurs> {
     // Looked at before anything is changed, so that a file of somebody else stays as it is.
-    refuse_foreign(connection, spec)?;
+    look(connection, spec)?;
     // The change of journal mode does not wait for locks by itself.
     let deadline = clock.deadline(OPEN_PATIENCE);
     loop {
@@ -122,6 +122,15 @@ fn prepare(connection: &Connection, spec: &FileSpec, clock: &dyn Clock) -> Resul
     })();
     connection.execute_batch(if created.is_ok() { "COMMIT" } else { "ROLLBACK" })?;
     created
+}
+
+/// Refuses a file of somebody else, by what is there in one moment: one that another process creates meanwhile would
+/// look like that.
+pub(super) fn look(connection: &Connection, spec: &FileSpec) -> Result<(), NotOurs> {
+    connection.execute_batch("BEGIN")?;
+    let looked = refuse_foreign(connection, spec);
+    connection.execute_batch("ROLLBACK")?;
+    looked
 }
 
 fn refuse_foreign(connection: &Connection, spec: &FileSpec) -> Result<(), NotOurs> {

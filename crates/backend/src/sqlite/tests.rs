@@ -123,6 +123,24 @@ fn many_openers_of_a_new_file_agree() {
     });
 }
 
+#[test]
+fn a_file_that_is_being_created_is_not_somebody_elses() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 0..20 {
+        let path = dir.path().join(format!("{round}.db"));
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        file::wait_for_locks_until(clock.clone(), soon());
+        let looker = file::connect(&path, &SPEC).unwrap();
+        std::thread::scope(|scope| {
+            let creator = scope.spawn(|| open(&path).map(drop));
+            while !creator.is_finished() {
+                assert!(file::look(&looker, &SPEC).is_ok(), "round {round}");
+            }
+            creator.join().unwrap().unwrap();
+        });
+    }
+}
+
 /// SQLite may give up a whole transaction by itself (disk full). Whoever was in it, or was to come
 /// after, is told that nothing happened, and the engine goes on.
 #[tokio::test]
