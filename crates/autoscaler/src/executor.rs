@@ -11,7 +11,7 @@
 //! executor's own monotonic clock.
 //!
 //! # Assumptions
-//! No two executors have the same owner name: [`Executor::builder`] adds a nonce.
+//! No two executors have the same owner name: [`Book::new`] adds a nonce.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

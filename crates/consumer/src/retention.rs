@@ -79,44 +79,44 @@ impl Retention {
     pub(crate) async fn ask(&self, clock: &dyn Clock, timeout: Duration, since: Monotonic) -> Result<Kept> {
         // One asks, and the others wait for its answer.
         let known = self.known.lock().await;
-        answer(&*self.stream, known, clock, timeout, since, FAILURE_AGE_MAX).await
+        self.answer(known, clock, timeout, |asked| asked >= since, FAILURE_AGE_MAX).await
     }
 
     /// What it said lately, for whoever need not know now: `None` if somebody is asking, or there is no answer.
     pub(crate) async fn ask_unless_busy(&self, clock: &dyn Clock, timeout: Duration) -> Option<Kept> {
         let known = self.known.try_lock().ok()?;
-        let since = known.kept.map_or(Monotonic::from_nanos(0), |(asked, _)| {
-            if clock.monotonic().since(asked) < ANSWER_AGE_MAX { asked } else { clock.monotonic() }
-        });
-        answer(&*self.stream, known, clock, timeout, since, ASK_AGAIN_AFTER).await.ok()
+        let now = clock.monotonic();
+        let is_new = |asked| now.since(asked) < ANSWER_AGE_MAX;
+        self.answer(known, clock, timeout, is_new, ASK_AGAIN_AFTER).await.ok()
     }
-}
 
-async fn answer(
-    stream: &dyn Stream,
-    mut known: MutexGuard<'_, Known>,
-    clock: &dyn Clock,
-    timeout: Duration,
-    since: Monotonic,
-    failure_age_max: Duration,
-) -> Result<Kept> {
-    if let Some((_, kept)) = known.kept.filter(|(asked, _)| *asked >= since) {
-        return Ok(kept);
-    }
-    let asked = clock.monotonic();
-    if let Some((_, kind)) = known.failed.filter(|(failed, _)| asked.since(*failed) < failure_age_max) {
-        return Err(Error::new(kind, "the stream was asked a moment ago, and gave no answer"));
-    }
-    match stream.describe(clock.deadline(timeout)).await {
-        Ok(described) => {
-            let before = known.kept.map(|(_, kept)| kept);
-            let kept = Kept::after(before, described.retention_age, clock.wall());
-            *known = Known { kept: Some((asked, kept)), failed: None };
-            Ok(kept)
+    /// The answer that is known, if it is good enough; else a new one.
+    async fn answer(
+        &self,
+        mut known: MutexGuard<'_, Known>,
+        clock: &dyn Clock,
+        timeout: Duration,
+        is_good: impl Fn(Monotonic) -> bool,
+        failure_age_max: Duration,
+    ) -> Result<Kept> {
+        if let Some((_, kept)) = known.kept.filter(|(asked, _)| is_good(*asked)) {
+            return Ok(kept);
         }
-        Err(error) => {
-            known.failed = Some((asked, error.kind()));
-            Err(error)
+        let asked = clock.monotonic();
+        if let Some((_, kind)) = known.failed.filter(|(failed, _)| asked.since(*failed) < failure_age_max) {
+            return Err(Error::new(kind, "the stream was asked a moment ago, and gave no answer"));
+        }
+        match self.stream.describe(clock.deadline(timeout)).await {
+            Ok(described) => {
+                let before = known.kept.map(|(_, kept)| kept);
+                let kept = Kept::after(before, described.retention_age, clock.wall());
+                *known = Known { kept: Some((asked, kept)), failed: None };
+                Ok(kept)
+            }
+            Err(error) => {
+                known.failed = Some((asked, error.kind()));
+                Err(error)
+            }
         }
     }
 }

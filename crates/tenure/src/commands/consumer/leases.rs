@@ -103,7 +103,7 @@ Examples:
 POSITION is trim-horizon (the oldest record), latest (what comes from now on), a sequence number, or a moment.
 The worker of `tenure consume` that has the shard, or takes it next, finishes its batch, stores its checkpoint and
 begins there, within a few seconds. A checkpoint does not go back: after a step back none is stored until the old
-one is passed, and a worker that starts before that goes on at the old one.
+one is passed, and whoever takes the shard before that goes on at the old one.
 
 Examples:
   tenure leases seek shardId-000000000002 latest --app orders
