@@ -12,6 +12,7 @@
 //!   kubernetes.rs             the cluster by its API server    (feature `kubernetes`)
 //!   prometheus.rs             loads by its HTTP API            (feature `prometheus`)
 //!   ec2.rs                    instances by the AWS SDK         (feature `ec2`)
+//!   edges.rs                  all three together
 //! ```
 
 mod book;
@@ -19,6 +20,8 @@ pub mod change;
 pub mod check;
 #[cfg(feature = "ec2")]
 pub mod ec2;
+#[cfg(all(feature = "ec2", feature = "kubernetes", feature = "prometheus"))]
+mod edges;
 mod executor;
 #[cfg(any(feature = "ec2", feature = "kubernetes"))]
 mod intent;
@@ -39,6 +42,8 @@ pub mod table;
 pub mod testing;
 
 pub use book::{Book, Places};
+#[cfg(all(feature = "ec2", feature = "kubernetes", feature = "prometheus"))]
+pub use edges::Edges;
 pub use executor::{Builder, Executor, Ports, Tick};
 pub use machine::{Effect, Needs, Now, Step, needs, step};
 pub use policy::{Policy, Readiness};

@@ -130,7 +130,7 @@ pub(crate) enum Command {
     Workers(workers::Args),
     /// Explain how many leases a worker may hold
     Capacity(capacity::Args),
-    /// Look at the autoscaler's state and log, and pause it
+    /// Scale a cluster, and look at how that goes
     Autoscale(autoscale::Args),
     /// Run a command while leading a shard
     Elect(elect::Args),

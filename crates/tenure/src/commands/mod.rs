@@ -47,7 +47,7 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
     let Arguments { global, command } = arguments;
     if global.metrics.is_some() && !command.is_long_running() {
         return Err(misuse(
-            "--metrics is for commands that stay: elect, cdc run, consume, leaders --watch, store watch, stream tail --follow, \
+            "--metrics is for commands that stay: elect, cdc run, consume, autoscale run --loop, leaders --watch, store watch, stream tail --follow, \
              stream put --lines",
         ));
     }
@@ -125,7 +125,11 @@ async fn carry_out(arguments: Arguments) -> anyhow::Result<ExitCode> {
             return context.out.flush().map(|()| code);
         }
         Command::Autoscale(args) => {
-            let context = begin(load_with(&global, args.flags())?.settings, &global, out, false)?;
+            let loaded = load_with(&global, args.flags())?;
+            let context = match args.is_long_running() {
+                true => begin_to_tell(loaded, &global, out)?,
+                false => begin(loaded.settings, &global, out, false)?,
+            };
             let code = autoscale::run(args, &context).await?;
             return context.out.flush().map(|()| code);
         }
@@ -179,6 +183,7 @@ impl Command {
             Self::Workers(args) => args.is_long_running(),
             #[cfg(feature = "postgres")]
             Self::Cdc(args) => args.is_long_running(),
+            Self::Autoscale(args) => args.is_long_running(),
             Self::Elect(_) | Self::Consume(_) => true,
             _ => false,
         }

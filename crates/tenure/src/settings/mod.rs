@@ -7,6 +7,7 @@ mod address_text;
 mod capture;
 mod consumption;
 mod layers;
+mod scaling;
 mod template;
 mod text;
 
@@ -22,6 +23,7 @@ pub(crate) use capture::{Destination, LeadershipKind};
 pub(crate) use consumption::CountedWorkload;
 pub(crate) use consumption::{BalanceBy, Consumption, From, KubernetesCount, OnFailure, WorkerCount};
 pub(crate) use layers::{Flag, Loaded, load};
+pub(crate) use scaling::Scaling;
 pub(crate) use template::{Preset, template};
 
 /// Everything that can be set. As JSON it is for showing: passwords are masked.
@@ -44,8 +46,8 @@ pub(crate) struct Settings {
     pub(crate) cdc: Capture,
     /// Who reads the stream, and how.
     pub(crate) consumer: Consumption,
-    /// Where the state of the autoscaler is.
-    pub(crate) autoscaler: Autoscaler,
+    /// Which cluster is scaled, and how.
+    pub(crate) autoscaler: Scaling,
 }
 
 /// `[store]`.
@@ -85,16 +87,6 @@ pub(crate) enum Pace {
     Balanced,
     /// 10 s, renewed every 3 s.
     Fast,
-}
-
-/// `[autoscaler]`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub(crate) struct Autoscaler {
-    /// The table of the state item, in the store. Default: `k3s-autoscaler-state`.
-    pub(crate) state_table: String,
-    /// The table of its log. Default: `k3s-autoscaler-logs`.
-    pub(crate) logs_table: String,
 }
 
 /// `[log]`.
@@ -162,30 +154,6 @@ impl Default for Election {
     }
 }
 
-impl Default for Autoscaler {
-    fn default() -> Self {
-        use tenure_autoscaler::rows::{LOGS_TABLE, STATE_TABLE};
-        Self { state_table: STATE_TABLE.to_owned(), logs_table: LOGS_TABLE.to_owned() }
-    }
-}
-
-impl Autoscaler {
-    fn validate(&self) -> Result<(), (&'static str, String)> {
-        use tenure_autoscaler::rows;
-        let state = rows::state_table(&self.state_table).validate();
-        state.map_err(|error| ("autoscaler.state_table", error.chain()))?;
-        let logs = rows::logs_table(&self.logs_table).validate();
-        logs.map_err(|error| ("autoscaler.logs_table", error.chain()))?;
-        if self.state_table == self.logs_table {
-            return Err((
-                "autoscaler.logs_table",
-                "the log needs a table of its own: give it another name".to_owned(),
-            ));
-        }
-        Ok(())
-    }
-}
-
 impl Default for Log {
     fn default() -> Self {
         Self { format: LogFormat::Text, filter: "warn".to_owned() }
@@ -202,7 +170,7 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 42] = [
+pub(crate) const KEYS: [Key; 62] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
     Key { section: "election", name: "table" },
@@ -245,6 +213,26 @@ pub(crate) const KEYS: [Key; 42] = [
     Key { section: "consumer", name: "on_failure" },
     Key { section: "autoscaler", name: "state_table" },
     Key { section: "autoscaler", name: "logs_table" },
+    Key { section: "autoscaler", name: "cluster" },
+    Key { section: "autoscaler", name: "workers_min" },
+    Key { section: "autoscaler", name: "workers_max" },
+    Key { section: "autoscaler", name: "launch_template" },
+    Key { section: "autoscaler", name: "launch_template_version" },
+    Key { section: "autoscaler", name: "subnets" },
+    Key { section: "autoscaler", name: "markets" },
+    Key { section: "autoscaler", name: "region" },
+    Key { section: "autoscaler", name: "endpoint" },
+    Key { section: "autoscaler", name: "kubeconfig" },
+    Key { section: "autoscaler", name: "prometheus" },
+    Key { section: "autoscaler", name: "readiness" },
+    Key { section: "autoscaler", name: "worker_cpu_millis" },
+    Key { section: "autoscaler", name: "worker_memory" },
+    Key { section: "autoscaler", name: "pending_window" },
+    Key { section: "autoscaler", name: "idle_window" },
+    Key { section: "autoscaler", name: "idle_percent" },
+    Key { section: "autoscaler", name: "cooldown" },
+    Key { section: "autoscaler", name: "join_timeout" },
+    Key { section: "autoscaler", name: "drain_timeout" },
 ];
 
 impl Key {
@@ -284,7 +272,8 @@ impl Settings {
         self.cdc.validate().map_err(|(name, message)| (at(&format!("cdc.{name}")), message))?;
         let consumer = self.consumer.validate(&self.election.table);
         consumer.map_err(|(name, message)| (at(&format!("consumer.{name}")), message))?;
-        self.autoscaler.validate().map_err(|(path, message)| (at(path), message))
+        let autoscaler = self.autoscaler.validate();
+        autoscaler.map_err(|(name, message)| (at(&format!("autoscaler.{name}")), message))
     }
 
     /// The value of a key as it may be shown: masked, and absent if there is none.

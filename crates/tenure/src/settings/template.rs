@@ -187,6 +187,36 @@ on_failure = "stop"
 # Default: k3s-autoscaler-state, k3s-autoscaler-logs
 state_table = "k3s-autoscaler-state"
 logs_table = "k3s-autoscaler-logs"
+# The cluster, by the name that its instances are tagged with, and its bounds. Default: none; 1; none
+# cluster = "production"
+workers_min = 1
+# workers_max = 10
+# What is launched, and where, in order of preference: each market in every subnet before the next market.
+# Default: none, 1; none, on-demand
+# launch_template = "lt-0123456789abcdef0"
+launch_template_version = 1
+# subnets = "subnet-1,subnet-2"
+markets = "on-demand"
+# Where EC2, the API server and Prometheus are. Default: as AWS's and kubectl's own files say; none, and then
+# nothing is ever taken away
+# region = "eu-west-1"
+# endpoint = "http://127.0.0.1:5000"
+# kubeconfig = "/etc/rancher/k3s/k3s.yaml"
+# prometheus = "http://127.0.0.1:9090"
+# How a node that has joined is recognised: node (its Ready condition) or prometheus. Default: node
+readiness = "node"
+# What a new worker has to give. Default: 2000, 4GiB
+worker_cpu_millis = 2000
+worker_memory = "4GiB"
+# How long pods wait before workers are added; how long nodes idle, and below which share of CPU and memory in
+# percent, before they are taken away; how long nothing begins after that. Default: 30s, 10m, 30, 5m
+pending_window = "30s"
+idle_window = "10m"
+idle_percent = 30
+cooldown = "5m"
+# How long a scale-up and a scale-down may take. Default: 10m, 15m
+join_timeout = "10m"
+drain_timeout = "15m"
 "##
     )
 }

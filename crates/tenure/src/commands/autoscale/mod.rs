@@ -1,9 +1,14 @@
-//! `tenure autoscale`: the state of the autoscaler and its log, as the store holds them.
+//! `tenure autoscale`: scales a cluster, and shows the state and the log of that.
 //!
 //! - `state.rs` shows the item, checks it, and gives it the form of this version.
 //! - `log.rs` shows what happened.
+//! - `run.rs` decides and acts, on what `edges.rs` connects to.
 
+#[cfg(feature = "autoscaler")]
+mod edges;
 mod log;
+#[cfg(feature = "autoscaler")]
+mod run;
 mod state;
 
 use std::process::ExitCode;
@@ -16,14 +21,15 @@ use crate::context::Context;
 use crate::failure::{misuse, misuse_if_invalid};
 use crate::settings::Flag;
 
-/// The autoscaler's state and log.
+/// Scale a cluster, and look at how that goes.
 #[derive(clap::Args)]
 #[command(after_help = "\
 The item `cluster` in the state table says what is under way; every change of it is an event in the log. Both are
 read as the older autoscalers write them, too.
 
 Examples:
-  tenure autoscale state show
+  tenure autoscale plan
+  tenure autoscale run --loop 15s
   tenure autoscale state check
   tenure autoscale pause
   tenure autoscale log --since 24h")]
@@ -42,6 +48,16 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand)]
 enum Verb {
+    /// Decide and act, once or again and again
+    #[cfg(feature = "autoscaler")]
+    Run(run::Args),
+    /// Show what a tick would do first, and why; nothing is changed
+    #[cfg(feature = "autoscaler")]
+    #[command(after_help = "\
+Examples:
+  tenure autoscale plan
+  tenure autoscale plan --json | jq .effects")]
+    Plan,
     /// Look at the state item
     State(state::Args),
     /// Let nothing new begin; what is under way is finished
@@ -75,23 +91,40 @@ impl Args {
         given.into_iter().filter_map(flag).collect()
     }
 
+    /// Whether the command stays until it is asked to end.
+    pub(crate) const fn is_long_running(&self) -> bool {
+        match &self.verb {
+            #[cfg(feature = "autoscaler")]
+            Verb::Run(args) => args.is_long_running(),
+            _ => false,
+        }
+    }
+
     /// Whether nothing is changed.
     pub(crate) const fn only_looks(&self) -> bool {
         match &self.verb {
             Verb::State(args) => args.only_looks(),
             Verb::Log(_) => true,
+            #[cfg(feature = "autoscaler")]
+            Verb::Plan => true,
+            #[cfg(feature = "autoscaler")]
+            Verb::Run(_) => false,
             Verb::Pause | Verb::Resume => false,
         }
     }
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
-    let book = book(context).await?;
     match args.verb {
-        Verb::State(args) => state::run(&args, &book, context).await,
-        Verb::Pause => pause(true, &book, context).await,
-        Verb::Resume => pause(false, &book, context).await,
-        Verb::Log(args) => log::run(&args, &book, context).await,
+        // Futures with three SDKs in them are large.
+        #[cfg(feature = "autoscaler")]
+        Verb::Run(args) => Box::pin(run::run(&args, context)).await,
+        #[cfg(feature = "autoscaler")]
+        Verb::Plan => Box::pin(run::plan(context)).await,
+        Verb::State(args) => state::run(&args, &book(context).await?, context).await,
+        Verb::Pause => pause(true, &book(context).await?, context).await,
+        Verb::Resume => pause(false, &book(context).await?, context).await,
+        Verb::Log(args) => log::run(&args, &book(context).await?, context).await,
     }
 }
 
@@ -109,13 +142,17 @@ async fn book(context: &Context) -> anyhow::Result<Book> {
             )));
         }
     }
-    let places = Places {
+    Ok(Book::new(store, &context.env, "tenure-cli", places(context)))
+}
+
+fn places(context: &Context) -> Places {
+    let tables = &context.settings.autoscaler;
+    Places {
         state_table: tables.state_table.clone(),
         logs_table: Some(tables.logs_table.clone()),
         call_timeout: context.timeout,
         ..Places::default()
-    };
-    Ok(Book::new(store, &context.env, "tenure-cli", places))
+    }
 }
 
 async fn pause(paused: bool, book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
