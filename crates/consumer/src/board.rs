@@ -17,6 +17,8 @@ use crate::worker::Site;
 
 /// Shards that are remembered, those that are gone included: more than a stream may have.
 const SHARDS_MAX: usize = 20_000;
+/// A reader that waits for records reads more often.
+const HELD_UP_AFTER: Duration = Duration::from_secs(30);
 
 /// What a shard is doing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,6 +73,8 @@ struct Entry {
     /// How often it stopped in a row, and until when it is left alone.
     stops: u32,
     rests_until: Option<Monotonic>,
+    /// When it was last told how far reading was behind.
+    noted: Option<Monotonic>,
 }
 
 impl Board {
@@ -92,8 +96,10 @@ impl Board {
             },
             stops: 0,
             rests_until: None,
+            noted: None,
         });
         entry.status.hold += 1;
+        entry.noted = None;
         // What was said of an earlier hold and not done by then is over.
         entry.control.send_replace(Control::default());
         entry.control.subscribe()
@@ -107,7 +113,15 @@ impl Board {
         }
     }
 
-    pub(crate) fn note_progress(&self, lease: &LeaseKey, checkpointer: &Checkpointer, behind: Duration) {
+    /// The reader of a shard found itself so far behind.
+    pub(crate) fn note_behind(&self, lease: &LeaseKey, behind: Duration, now: Monotonic) {
+        if let Some(entry) = self.lock().get_mut(lease) {
+            entry.status.behind = behind;
+            entry.noted = Some(now);
+        }
+    }
+
+    pub(crate) fn note_progress(&self, lease: &LeaseKey, checkpointer: &Checkpointer) {
         if let Some(entry) = self.lock().get_mut(lease) {
             let at = checkpointer.at();
             // It gets on again.
@@ -116,7 +130,6 @@ impl Board {
             }
             entry.status.at = at;
             entry.status.unsettled = checkpointer.outstanding().0;
-            entry.status.behind = behind;
         }
     }
 
@@ -153,11 +166,48 @@ impl Board {
         Ok(())
     }
 
+    /// How far the shard that is furthest behind is behind, of those that are read. A reader that has not read for
+    /// long is held up, by its processor or by the stream, and time goes on.
+    pub(crate) fn behind(&self, now: Monotonic) -> Option<Duration> {
+        let of = |entry: &Entry| {
+            let age = now.since(entry.noted?);
+            let held_up = if age > HELD_UP_AFTER { age } else { Duration::ZERO };
+            (entry.status.state == ShardState::Reading).then_some(entry.status.behind + held_up)
+        };
+        self.lock().values().filter_map(of).max()
+    }
+
     pub(crate) fn statuses(&self) -> Vec<ShardStatus> {
         self.lock().values().map(|entry| entry.status.clone()).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<LeaseKey, Entry>> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shard_that_is_furthest_behind_counts_while_it_is_read() {
+        let board = Board::default();
+        let at = |seconds: u64| Monotonic::from_nanos(seconds * 1_000_000_000);
+        let keys = ["shard-1", "shard-2"].map(LeaseKey::from);
+        for key in &keys {
+            let _ = board.take_up(key);
+            board.show(key, ShardState::Reading);
+        }
+        assert_eq!(board.behind(at(1)), None, "nobody has read yet");
+        board.note_behind(&keys[0], Duration::from_secs(7), at(1));
+        board.note_behind(&keys[1], Duration::ZERO, at(1));
+        assert_eq!(board.behind(at(31)), Some(Duration::from_secs(7)));
+        assert_eq!(board.behind(at(61)), Some(Duration::from_secs(67)), "held up for a minute");
+        board.show(&keys[0], ShardState::Paused);
+        board.note_behind(&keys[1], Duration::ZERO, at(60));
+        assert_eq!(board.behind(at(61)), Some(Duration::ZERO));
+        let _ = board.take_up(&keys[1]);
+        assert_eq!(board.behind(at(61)), None, "another hold begins anew");
     }
 }

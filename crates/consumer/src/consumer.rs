@@ -3,8 +3,10 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_backend::{Env, Error, Result};
+use tenure_clock::Clock;
 use tenure_leases::capacity::{self, Cap, CapacityHandle, CapacityManager, Census, OpenShards};
 use tenure_leases::machine::View;
 use tenure_leases::{Keeper, KeeperHandle};
@@ -17,6 +19,9 @@ use tracing::info;
 use crate::processor::ProcessorFactory;
 use crate::settings::Settings;
 use crate::worker::{Worker, WorkerHandle};
+
+/// How often it is told how far the worker is behind.
+const BEHIND_EVERY: Duration = Duration::from_secs(5);
 
 /// Reads streams together with all other workers of an application.
 ///
@@ -208,7 +213,9 @@ impl Builder {
         };
         let (keeper, holdings) = keeper.start().await?;
         let worker = AbortOnDropHandle::new(tokio::spawn(worker.run(holdings)));
-        let passing = capacity.clone().map(|capacity| tokio::spawn(pass_on(capacity, keeper.clone())));
+        let passing = capacity.clone().map(|capacity| {
+            tokio::spawn(pass_on(capacity, keeper.clone(), handle.clone(), self.env.clock.clone()))
+        });
         let passing = passing.map(AbortOnDropHandle::new);
         Ok(Consumer { keeper, handle, worker, capacity, _passing: passing })
     }
@@ -270,8 +277,13 @@ fn leases_of(cap: Cap) -> usize {
     usize::try_from(cap.value).unwrap_or(usize::MAX)
 }
 
-/// Tells the keeper what the worker may hold, and the capacity what the keeper sees.
-async fn pass_on(capacity: CapacityHandle, keeper: KeeperHandle) {
+/// Tells the keeper what the worker may hold, and the capacity what keeper and worker see.
+async fn pass_on(
+    capacity: CapacityHandle,
+    keeper: KeeperHandle,
+    worker: WorkerHandle,
+    clock: Arc<dyn Clock>,
+) {
     let (mut caps, mut views) = (capacity.cap(), keeper.view());
     // It may have changed while the keeper began.
     let cap = *caps.borrow_and_update();
@@ -293,7 +305,9 @@ async fn pass_on(capacity: CapacityHandle, keeper: KeeperHandle) {
                 }
                 let report = report_of(&views.borrow_and_update());
                 capacity.report(report);
+                capacity.note_behind(worker.behind());
             }
+            () = clock.sleep(BEHIND_EVERY) => capacity.note_behind(worker.behind()),
         }
     }
 }

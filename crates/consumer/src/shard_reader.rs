@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use tenure_backend::{Error, Kind, Retry, retry_policy};
 use tenure_clock::{Monotonic, WallTime};
+use tenure_leases::LeaseKey;
 use tenure_stream::{BYTES_PER_READ, Cursor, Position, Read, SequenceNumber, Stored};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tracing::{error, info, warn};
@@ -23,7 +24,7 @@ use crate::record::{Delivered, Place, PointerKind};
 use crate::recovery::Recovery;
 use crate::retention::{ANSWER_AGE_MAX, ASK_AGAIN_AFTER, CLOCKS_APART_MAX, Kept};
 use crate::stop::Stop;
-use crate::worker::Source;
+use crate::worker::{Site, Source};
 
 /// One permit of the budget.
 pub(crate) const PERMIT_BYTES: usize = 1024;
@@ -69,6 +70,9 @@ pub(crate) struct ShardReader {
     pub(crate) undecided: bool,
     /// All that arrived before this was read by whoever read before.
     pub(crate) through: Option<WallTime>,
+    /// Who is told how far reading is behind, and of what.
+    pub(crate) site: Arc<Site>,
+    pub(crate) lease: LeaseKey,
 }
 
 /// What is known while reading.
@@ -472,6 +476,7 @@ impl ShardReader {
 
     fn watch_behind(&self, reading: &mut Reading, behind: Duration) {
         self.recovery.meters.behind.set(behind.as_secs_f64());
+        self.site.board.note_behind(&self.lease, behind, self.recovery.env.clock.monotonic());
         let retention = reading.kept.map(|kept| kept.retention);
         let Some(retention) = retention.filter(|kept| behind > *kept * BEHIND_ALARM_PERCENT / 100) else {
             return;

@@ -332,6 +332,8 @@ impl ShardTask {
             start: opening.position.clone(),
             undecided: opening.undecided.is_some(),
             through: opening.through,
+            site: site.clone(),
+            lease: self.holding.lease().key.clone(),
         };
         let (out, items) = mpsc::channel(settings.prefetch_batches);
         let task = tokio::spawn(reader.run(out).instrument(tracing::Span::current()));
@@ -341,7 +343,7 @@ impl ShardTask {
     /// Takes note of a batch, and delivers it if there is anything to deliver.
     fn begin(&self, run: &Run, fetched: Arc<Fetched>, behind: Duration) -> Option<Work> {
         let first = run.context.checkpointer.register(fetched.clone()).start;
-        self.site.board.note_progress(&self.holding.lease().key, &run.context.checkpointer, behind);
+        self.site.board.note_progress(&self.holding.lease().key, &run.context.checkpointer);
         if fetched.records.is_empty() {
             return None;
         }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tenure_backend::{Env, Error, Result};
 use tenure_leases::{Holding, LeaseKey};
@@ -187,6 +188,12 @@ impl WorkerHandle {
     #[must_use]
     pub fn status(&self) -> Vec<ShardStatus> {
         self.site.board.statuses()
+    }
+
+    /// How far the shard that is furthest behind is behind; none if none is read.
+    #[must_use]
+    pub fn behind(&self) -> Option<Duration> {
+        self.site.board.behind(self.site.env.clock.monotonic())
     }
 
     /// Stops reading a shard. Its lease is kept.

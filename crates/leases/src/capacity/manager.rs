@@ -34,7 +34,7 @@ use super::census::{Census, Count, Heartbeats, OpenShards};
 use super::explain::{Alarm, Explanation, Survey, survey};
 use super::formula::{Cap, Deficit, Why, effective};
 use super::machine::{Fleet, Member, Report, Target};
-use super::rows::{COORDINATOR_SUFFIX, Ours, Place, Row, expiry};
+use super::rows::{Behind, COORDINATOR_SUFFIX, Ours, Place, Row, expiry};
 use super::settings::Settings;
 use crate::WorkerId;
 
@@ -171,6 +171,7 @@ struct State {
     saved: Option<Target>,
     count: Option<Count>,
     report: Report,
+    behind: Option<Behind>,
     members: Vec<Member>,
     pending: (u32, u32),
     alarms: BTreeMap<Subject, Alarm>,
@@ -286,6 +287,15 @@ impl CapacityHandle {
         self.running.inner.publish();
     }
 
+    /// Tells how far this worker is behind its streams; none if it reads nothing. Its row says so from the next
+    /// heartbeat on.
+    pub fn note_behind(&self, behind: Option<Duration>) {
+        let inner = &self.running.inner;
+        let at = inner.clock.wall().as_seconds();
+        let ms = |behind: Duration| u64::try_from(behind.as_millis()).unwrap_or(u64::MAX / 2);
+        inner.lock().behind = behind.map(|behind| Behind { ms: ms(behind), at });
+    }
+
     /// Why the cap is what it is.
     #[must_use]
     pub fn explain(&self) -> Explanation {
@@ -343,6 +353,7 @@ impl Inner {
             incarnation: Some(self.incarnation.clone()),
             demand: state.report.demand,
             held: Some(state.report.held),
+            behind: state.behind,
             expires_at: Some(expiry(self.clock.wall(), self.settings.keep_rows)),
         }
     }

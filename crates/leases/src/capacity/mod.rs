@@ -34,5 +34,5 @@ pub use machine::{
     Adjuster, Evidence, Fleet, Member, Opening, Report, TICKS_DOWN, TICKS_UP, Target, opening,
 };
 pub use manager::{Builder, CapacityHandle, CapacityManager};
-pub use rows::{Ours, Place, Row, table_spec};
+pub use rows::{Behind, Ours, Place, Row, table_spec};
 pub use settings::{OnDeficit, Settings};

@@ -8,6 +8,7 @@
 //! | `epoch` | N, rises with every change of the coordinator row | ours |
 //! | `incarnation` | S, which process wrote the row | ours |
 //! | `demand`, `held` | N, leases to be read, and held by this worker | ours |
+//! | `behind_ms`, `behind_at` | N, how far this worker was behind its streams, at that epoch second | ours |
 //! | `expires_at` | N, epoch second after which a worker's row may be swept away | ours |
 //!
 //! A put by a Go worker wipes our columns, so each of them may be missing at any time. An epoch therefore
@@ -65,8 +66,19 @@ pub struct Ours {
     pub demand: Option<u64>,
     /// Leases that the worker holds.
     pub held: Option<u64>,
+    /// How far the worker was behind its streams.
+    pub behind: Option<Behind>,
     /// The epoch second after which a worker's row may be swept away.
     pub expires_at: Option<i64>,
+}
+
+/// How far a worker was behind its streams at some moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Behind {
+    /// The shard that was furthest behind, in milliseconds.
+    pub ms: u64,
+    /// When, in epoch seconds.
+    pub at: i64,
 }
 
 impl Row {
@@ -89,6 +101,10 @@ impl Row {
                 incarnation: columns.optional_text("incarnation")?,
                 demand: columns.optional("demand")?,
                 held: columns.optional("held")?,
+                behind: match (columns.optional("behind_ms")?, columns.optional("behind_at")?) {
+                    (Some(ms), Some(at)) => Some(Behind { ms, at: at.cast_signed() }),
+                    _ => None,
+                },
                 expires_at: columns.optional("expires_at")?.map(u64::cast_signed),
             },
             worker_id: worker_id.clone(),
@@ -108,7 +124,7 @@ impl Row {
             .with("shard_count", self.shard_count)
             .with("worker_count", self.worker_count)
             .with("last_update_time", self.last_update_time);
-        let Ours { epoch, incarnation, demand, held, expires_at } = self.ours;
+        let Ours { epoch, incarnation, demand, held, behind, expires_at } = self.ours;
         let mut set = |name: &str, value: Option<Value>| {
             if let Some(value) = value {
                 item.set(name, value);
@@ -118,6 +134,8 @@ impl Row {
         set("incarnation", incarnation.map(Value::from));
         set("demand", demand.map(Value::from));
         set("held", held.map(Value::from));
+        set("behind_ms", behind.map(|behind| Value::from(behind.ms)));
+        set("behind_at", behind.map(|behind| Value::from(behind.at)));
         set("expires_at", expires_at.map(Value::from));
         item
     }
@@ -250,7 +268,7 @@ impl Place {
     /// that Go knows are left alone.
     #[must_use]
     pub fn heartbeat(&self, worker: &str, ours: &Ours, over: Heartbeat) -> Write {
-        let Ours { epoch: _, incarnation, demand, held, expires_at } = ours;
+        let Ours { epoch: _, incarnation, demand, held, behind, expires_at } = ours;
         let me = incarnation.as_deref().unwrap_or_default();
         let mut change = Update::new();
         if let Some(expires_at) = expires_at {
@@ -262,6 +280,10 @@ impl Place {
         if let Some(held) = held {
             change = change.set("held", *held);
         }
+        change = match behind {
+            Some(Behind { ms, at }) => change.set("behind_ms", *ms).set("behind_at", *at),
+            None => change.remove("behind_ms").remove("behind_at"),
+        };
         let when = match over {
             Heartbeat::Ours => Condition::eq("incarnation", me),
             Heartbeat::Wiped => {

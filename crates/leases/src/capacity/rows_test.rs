@@ -74,6 +74,7 @@ fn a_workers_row_is_the_documented_one() {
         incarnation: Some("a".into()),
         demand: Some(35),
         held: Some(9),
+        behind: Some(Behind { ms: 1500, at: 1_763_546_400 }),
         expires_at: Some(expiry(ten(), Duration::from_secs(3600))),
     };
     let row = place().row("worker-1".into(), Target::of(30, 3, 80), ten(), ours);
@@ -81,6 +82,8 @@ fn a_workers_row_is_the_documented_one() {
         &decide(&place().save(row), None).unwrap(),
         &expect![[r#"
             app_name: S("my-app")
+            behind_at: N(1763546400)
+            behind_ms: N(1500)
             demand: N(35)
             expires_at: N(1763550000)
             held: N(9)
@@ -145,7 +148,7 @@ fn bad_numbers_are_rejected_with_row_and_column() {
 #[test]
 fn bad_columns_of_ours_are_rejected_too() {
     let good = coordinator(30, 3).into_item();
-    for column in ["epoch", "demand", "held", "expires_at"] {
+    for column in ["epoch", "demand", "held", "behind_ms", "behind_at", "expires_at"] {
         let error = Row::of(TABLE, &good.clone().with(column, "x")).unwrap_err();
         assert!(error.chain().contains(column), "{error:?}");
     }
@@ -231,6 +234,7 @@ fn a_heartbeat_touches_none_of_gos_columns() {
     let ours = |incarnation: &str, expires_at| Ours {
         incarnation: Some(incarnation.to_owned()),
         held: Some(4),
+        behind: (expires_at == 200).then_some(Behind { ms: 7, at: 8 }),
         expires_at: Some(expires_at),
         ..Ours::default()
     };
@@ -286,6 +290,7 @@ prop_compose! {
         epoch in option::of(0..EPOCH_MAX),
         incarnation in option::of("[0-9a-f]{32}"),
         numbers in (option::of(0u64..1 << 60), option::of(0u64..1 << 60), option::of(0i64..1 << 40)),
+        behind in option::of((0u64..1 << 60, 0i64..1 << 40)),
     ) -> Row {
         Row {
             worker_id: names.0,
@@ -295,7 +300,14 @@ prop_compose! {
             shard_count: counts.1,
             worker_count: counts.2,
             last_update_time: names.3,
-            ours: Ours { epoch, incarnation, demand: numbers.0, held: numbers.1, expires_at: numbers.2 },
+            ours: Ours {
+                epoch,
+                incarnation,
+                demand: numbers.0,
+                held: numbers.1,
+                behind: behind.map(|(ms, at)| Behind { ms, at }),
+                expires_at: numbers.2,
+            },
         }
     }
 }

@@ -20,6 +20,7 @@ use crate::{duration, looking};
 One line per row of the table STREAM_meta (or APP_meta): the row that all workers follow first, then the
 workers by name. It is there once a worker has run with enable_dynamic_max_leases.
   held     leases that the worker had when it last said so
+  behind   how far it was behind its streams then
   state    alive, or gone: its row has expired and goes by itself; unknown of workers of another kind
 
 Examples:
@@ -102,7 +103,7 @@ fn show(found: &Survey, context: &Context) -> anyhow::Result<()> {
 }
 
 /// The columns as they are called in the table, and ours.
-const HEAD: [&str; 9] = [
+const HEAD: [&str; 10] = [
     "worker_id",
     "max_leases_per_worker",
     "stream_name",
@@ -111,6 +112,7 @@ const HEAD: [&str; 9] = [
     "worker_count",
     "last_update_time",
     "held",
+    "behind",
     "state",
 ];
 
@@ -125,6 +127,7 @@ struct Line {
     worker_count: u64,
     last_update_time: String,
     held: Option<u64>,
+    behind_ms: Option<u64>,
     demand: Option<u64>,
     epoch: Option<u64>,
     state: Option<&'static str>,
@@ -142,13 +145,14 @@ impl Line {
             worker_count: row.worker_count,
             last_update_time: row.last_update_time.clone(),
             held: row.ours.held,
+            behind_ms: row.ours.behind.map(|behind| behind.ms),
             demand: row.ours.demand,
             epoch: row.ours.epoch,
             state: row.ours.expires_at.map(state),
         }
     }
 
-    fn cells(&self) -> [String; 9] {
+    fn cells(&self) -> [String; 10] {
         let or_dash =
             |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
         [
@@ -160,6 +164,7 @@ impl Line {
             self.worker_count.to_string(),
             one_line(&self.last_update_time),
             or_dash(self.held),
+            self.behind_ms.map_or_else(|| "-".to_owned(), |ms| duration::shown(Duration::from_millis(ms))),
             self.state.unwrap_or("-").to_owned(),
         ]
     }
