@@ -206,7 +206,7 @@ const LEASES: [Bug; 38] = [
 ];
 
 /// First the ordering rules of `crates/autoscaler/src/rules.rs`, then one by one what the checkers hold.
-const AUTOSCALER: [Bug; 28] = [
+const AUTOSCALER: [Bug; 35] = [
     bug("autoscaler_list_before_read", "rule 1, AS-3"),
     bug("autoscaler_orphans_at_sight", "rule 2, AS-4"),
     bug("autoscaler_effect_before_intent", "rule 3, AS-4"),
@@ -224,6 +224,9 @@ const AUTOSCALER: [Bug; 28] = [
     bug("autoscaler_unseen_is_empty", "AS-4"),
     bug("autoscaler_serving_is_reaped", "AS-4"),
     bug("autoscaler_unknown_is_not_ready", "AS-4"),
+    bug("autoscaler_stranger_collected", "AS-4"),
+    bug("autoscaler_refusal_is_believed", "AS-2"),
+    bug("autoscaler_forgets_unanswered", "AS-1"),
     bug("autoscaler_drains_what_is_marked", "AS-5"),
     bug("autoscaler_takes_the_lock_back", "AS-6"),
     bug("autoscaler_theft_by_own_start", "AS-6"),
@@ -232,8 +235,12 @@ const AUTOSCALER: [Bug; 28] = [
     bug("autoscaler_forgets_old_cooldown", "AS-7"),
     bug("autoscaler_stale_load_counts", "AS-8"),
     bug("autoscaler_any_clock", "AS-8"),
+    bug("autoscaler_unknown_lag_is_none", "AS-8"),
+    bug("autoscaler_any_node_takes_it", "AS-8"),
     bug("autoscaler_lost_match_keeps_cordon", "AS-9"),
     bug("autoscaler_marked_stays_open", "heals"),
+    bug("autoscaler_end_unasked", "heals"),
+    bug("autoscaler_reaps_for_ever", "heals"),
     bug("autoscaler_one_failure_stops_all", "heals"),
 ];
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic};
-use tenure_store::{Item, Query, Store, StoreExt as _, Write, Written};
+use tenure_store::{Item, Page, Query, Store, Write, Written};
 use tracing::{info, warn};
 
 use crate::change::{Change, Stamp};
@@ -105,17 +105,30 @@ impl Book {
         let Some(logs) = &self.places.logs_table else {
             return Err(Error::invalid("no table of events is configured, so there is no log"));
         };
-        let items = self.store.query_all(self.by(), logs, Query::partition("pk", CLUSTER), most).await;
-        let items = items.map_err(|error| error.during("read the log"))?;
         let (mut events, mut strange) = (Vec::new(), Vec::new());
-        for item in &items {
-            match Event::read(item) {
-                Ok(event) if event.epoch >= since_epoch => events.push(event),
-                Ok(_) => {}
-                Err(error) => strange.push(error),
+        let mut page = Page { limit: Page::LIMIT_MAX, after: None };
+        // Page by page: what is older is not kept, however much there is of it.
+        loop {
+            let query = Query::partition("pk", CLUSTER).page(page.clone());
+            let listing = self.store.query(self.by(), logs, &query).await;
+            let listing = listing.map_err(|error| error.during("read the log"))?;
+            for item in &listing.items {
+                match Event::read(item) {
+                    Ok(event) if event.epoch >= since_epoch => events.push(event),
+                    Ok(_) => {}
+                    Err(error) => strange.push(error),
+                }
+            }
+            if events.len() + strange.len() > most {
+                return Err(Error::invalid(format!(
+                    "there are more than {most} events since then: ask for a shorter time"
+                )));
+            }
+            page.after = listing.next;
+            if page.after.is_none() {
+                return Ok((events, strange));
             }
         }
-        Ok((events, strange))
     }
 
     // === what people and signals ask for ===

@@ -29,9 +29,9 @@ use aws_sdk_ec2::config::http::HttpResponse;
 use aws_sdk_ec2::config::retry::RetryConfig;
 use aws_sdk_ec2::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_ec2::types::{
-    Filter, Instance as ApiInstance, InstanceInterruptionBehavior, InstanceMarketOptionsRequest,
-    InstanceStateName, LaunchTemplateSpecification, MarketType, ResourceType, SpotInstanceType,
-    SpotMarketOptions, Tag, TagSpecification,
+    Filter, Instance as ApiInstance, InstanceAttributeName, InstanceInterruptionBehavior,
+    InstanceMarketOptionsRequest, InstanceStateName, LaunchTemplateSpecification, MarketType, ResourceType,
+    SpotInstanceType, SpotMarketOptions, Tag, TagSpecification,
 };
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, within};
@@ -45,11 +45,16 @@ use crate::state::{InstanceId, Place};
 const RUN_INSTANCES: &str = "ec2:RunInstances";
 const CREATE_TAGS: &str = "ec2:CreateTags";
 const DESCRIBE_INSTANCES: &str = "ec2:DescribeInstances";
+const DESCRIBE_INSTANCE_ATTRIBUTE: &str = "ec2:DescribeInstanceAttribute";
 const TERMINATE_INSTANCES: &str = "ec2:TerminateInstances";
 
 /// The actions of IAM that the calls made here need, and no others. Tags at launch are `ec2:CreateTags`, too. A
 /// template with an instance profile also needs `iam:PassRole` for its role.
-pub const IAM_ACTIONS: [&str; 4] = [RUN_INSTANCES, CREATE_TAGS, DESCRIBE_INSTANCES, TERMINATE_INSTANCES];
+pub const IAM_ACTIONS: [&str; 5] =
+    [RUN_INSTANCES, CREATE_TAGS, DESCRIBE_INSTANCES, DESCRIBE_INSTANCE_ATTRIBUTE, TERMINATE_INSTANCES];
+
+const PROTECTED: &str =
+    "the instance is protected against termination: lift that, or take it out of the cluster";
 
 /// Instances on one page of a list: the most that EC2 gives.
 const PAGE_INSTANCES: i32 = 1000;
@@ -324,6 +329,34 @@ impl Cloud for Ec2 {
                 )),
             },
             _ => Err(failure.into_error(Intent::Write, RUN_INSTANCES)),
+        }
+    }
+
+    /// A dry run knows of rights alone, and the attribute of protection alone: both are asked.
+    async fn why_not_end(&self, by: Monotonic, id: &InstanceId) -> Result<Option<String>> {
+        let attribute = InstanceAttributeName::DisableApiTermination;
+        let request = self.client.describe_instance_attribute().instance_id(id.as_str()).attribute(attribute);
+        match self.send(by, Intent::Read, request.send()).await {
+            Ok(answer) if answer.disable_api_termination.as_ref().and_then(|it| it.value) == Some(true) => {
+                return Ok(Some(PROTECTED.to_owned()));
+            }
+            Ok(_) => {}
+            // Ending what is not there does no harm.
+            Err(failure) if failure.meaning() == Some(Meaning::NoSuchInstance) => return Ok(None),
+            Err(failure) => return Err(failure.into_error(Intent::Read, DESCRIBE_INSTANCE_ATTRIBUTE)),
+        }
+        let request = self.client.terminate_instances().instance_ids(id.as_str()).dry_run(true);
+        let failure = match self.send(by, Intent::Read, request.send()).await {
+            // A dry run that succeeds is none.
+            Ok(_) => return Err(Error::new(Kind::Unknown, "EC2 did what it was asked about")),
+            Err(failure) => failure,
+        };
+        match failure.meaning() {
+            Some(Meaning::WouldDo | Meaning::NoSuchInstance) => Ok(None),
+            Some(Meaning::Denied | Meaning::Protected) => {
+                Ok(Some(failure.into_error(Intent::Read, TERMINATE_INSTANCES).chain()))
+            }
+            _ => Err(failure.into_error(Intent::Read, TERMINATE_INSTANCES)),
         }
     }
 

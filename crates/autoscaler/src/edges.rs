@@ -1,6 +1,6 @@
 //! The real edges of an executor: EC2, the Kubernetes API, Prometheus.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -39,7 +39,7 @@ impl Edges {
             }
             None => Arc::new(Unmeasured),
         };
-        Ok(Ports { store, cloud: Arc::new(cloud), cluster: Arc::new(cluster), metrics })
+        Ok(Ports { store, cloud: Arc::new(cloud), cluster: Arc::new(cluster), metrics, backlog: None })
     }
 }
 
@@ -55,7 +55,7 @@ impl Metrics for Unmeasured {
         Err(Error::unavailable(UNMEASURED))
     }
 
-    async fn ready_nodes(&self, _: Monotonic) -> Result<BTreeSet<String>> {
+    async fn readiness(&self, _: Monotonic) -> Result<BTreeMap<String, bool>> {
         Err(Error::unavailable(UNMEASURED))
     }
 }

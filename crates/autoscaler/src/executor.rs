@@ -25,12 +25,12 @@ use tracing::warn;
 use crate::book::{Book, Places};
 use crate::change::Change;
 use crate::machine::{Effect, Manner, Needs, Now, Step, needs, step};
-use crate::observation::{Answer, Observation, Readings, tags};
-use crate::policy::{Policy, Readiness, millis};
-use crate::ports::{Cloud, Cluster, Ended, Evicted, Launch, Metrics, Patched};
+use crate::observation::{Answer, Lag, LaunchOrder, Observation, Readings, tags};
+use crate::policy::{Policy, Readiness, millis, seconds};
+use crate::ports::{Backlog, Cloud, Cluster, Ended, Evicted, Launch, Metrics, Patched};
 use crate::rows::decode;
 use crate::rules::Rule;
-use crate::state::{InstanceId, State};
+use crate::state::{ActionId, InstanceId, State};
 use crate::table::Name;
 
 /// Most rounds of one tick: two actions of fifty targets with every phase written alone stay below.
@@ -52,6 +52,8 @@ pub struct Ports {
     pub cluster: Arc<dyn Cluster>,
     /// Where loads are measured.
     pub metrics: Arc<dyn Metrics>,
+    /// Where consumers tell how far they are behind, if that counts.
+    pub backlog: Option<Arc<dyn Backlog>>,
 }
 
 /// Builds an [`Executor`].
@@ -99,6 +101,7 @@ impl Builder {
             clock: self.env.clock,
             book,
             lease_until: None,
+            unanswered_launches: BTreeSet::new(),
         })
     }
 }
@@ -125,6 +128,8 @@ pub struct Executor {
     book: Book,
     /// Until when the own lease lasts, counted from when its last extension was sent.
     lease_until: Option<Monotonic>,
+    /// Launches of the action under way whose answer never came, by slot and attempt: each may still land.
+    unanswered_launches: BTreeSet<(ActionId, u32, u32)>,
 }
 
 /// Whether to go on with a batch.
@@ -263,13 +268,26 @@ impl Executor {
             match self.ports.metrics.measures(self.by()).await {
                 Ok(measures) => {
                     seen.loads = Some(measures.loads);
-                    seen.wanted_by_lag = measures.wanted_by_lag;
+                    seen.metrics_epoch = measures.asked_epoch;
                 }
                 // Unknown is not zero: nothing is taken away, and pods that wait are seen all the same.
                 Err(error) => warn!(error = %error.chain(), "metrics are missing; nothing is taken away"),
             }
+            seen.lag = self.lag().await;
         }
         Ok(seen)
+    }
+
+    async fn lag(&self) -> Lag {
+        let Some(backlog) = &self.ports.backlog else { return Lag::NotAsked };
+        match backlog.behind(self.by()).await {
+            Ok(Some(behind)) => Lag::Seconds(seconds(behind)),
+            Ok(None) => Lag::Unknown,
+            Err(error) => {
+                warn!(error = %error.chain(), "how far the consumers are behind is unknown; nothing is taken away");
+                Lag::Unknown
+            }
+        }
     }
 
     /// Workers that an old writer launched lack the cluster's tag: their nodes name them.
@@ -286,10 +304,12 @@ impl Executor {
 
     /// Without an answer, or with one that knows no node, it is unknown which are ready.
     async fn readings(&self, seen: &Observation) -> Readings {
-        match self.ports.metrics.ready_nodes(self.by()).await {
-            _ if planted::is("autoscaler_unknown_is_not_ready") => Readings::Ready(BTreeSet::new()),
+        match self.ports.metrics.readiness(self.by()).await {
+            _ if planted::is("autoscaler_unknown_is_not_ready") => {
+                Readings::Known(seen.nodes.iter().map(|node| (node.name.clone(), false)).collect())
+            }
             Ok(ready) if ready.is_empty() && !seen.nodes.is_empty() => Readings::Unknown,
-            Ok(ready) => Readings::Ready(ready),
+            Ok(ready) => Readings::Known(ready),
             Err(error) => {
                 warn!(error = %error.chain(), "which nodes are ready is unknown");
                 Readings::Unknown
@@ -351,7 +371,7 @@ impl Executor {
 
     // === calling ===
 
-    async fn call(&self, state: &State, call: Effect, answers: &mut Vec<Answer>) -> Result<Flow> {
+    async fn call(&mut self, state: &State, call: Effect, answers: &mut Vec<Answer>) -> Result<Flow> {
         // What is collected while nothing is under way needs no lease.
         let guarded = state.action_id().is_some();
         if guarded && self.lease_left_ms() <= 0 {
@@ -361,23 +381,21 @@ impl Executor {
         let (cloud, cluster) = (&self.ports.cloud, &self.ports.cluster);
         match call {
             Effect::Write(_) => {}
-            Effect::Launch(order) => {
-                let (slot, attempt) = (order.slot, order.attempt);
-                let answer = match cloud.launch(by, &order).await {
-                    Ok(Launch::Started(instance)) => Answer::Launched { slot, attempt, instance },
-                    Ok(Launch::NoCapacity(why)) => Answer::NoCapacity { slot, attempt, why },
-                    Err(error) if matches!(error.kind(), Kind::Denied | Kind::Invalid) => {
-                        warn!(error = %error.chain(), slot, "a launch was refused");
-                        Answer::LaunchRefused { slot, attempt, why: error.chain() }
-                    }
-                    Err(error) => return Err(error),
-                };
-                answers.push(answer);
-            }
-            Effect::Terminate(id) => answers.push(match cloud.terminate(by, &id).await? {
-                Ended::Accepted => Answer::Terminated(id),
-                Ended::NotFound => Answer::NotFound(id),
+            Effect::Launch(order) => answers.push(self.launch(state, &order).await?),
+            Effect::AskEnd(id) => answers.push(match cloud.why_not_end(by, &id).await? {
+                None => Answer::Endable(id),
+                Some(why) => Answer::Unendable { instance: id, why },
             }),
+            Effect::Terminate(id) => match cloud.terminate(by, &id).await {
+                Ok(Ended::Accepted) => answers.push(Answer::Terminated(id)),
+                Ok(Ended::NotFound) => answers.push(Answer::NotFound(id)),
+                Err(error) => {
+                    if matches!(error.kind(), Kind::Denied | Kind::Invalid) {
+                        answers.push(Answer::Unendable { instance: id, why: error.chain() });
+                    }
+                    return Err(error);
+                }
+            },
             Effect::Enlist(instance) => {
                 cloud.tag(by, &instance, tags::CLUSTER, &self.policy.cluster).await?;
                 answers.push(Answer::Enlisted(instance));
@@ -412,6 +430,34 @@ impl Executor {
             }
         }
         Ok(Flow::Next)
+    }
+
+    async fn launch(&mut self, state: &State, order: &LaunchOrder) -> Result<Answer> {
+        let (slot, attempt) = (order.slot, order.attempt);
+        let action = state.action_id().cloned();
+        self.unanswered_launches.retain(|(of, ..)| Some(of) == action.as_ref());
+        let known = action.map(|action| (action, slot, attempt));
+        let may_land = known.as_ref().is_some_and(|launch| self.unanswered_launches.contains(launch));
+        match self.ports.cloud.launch(self.by(), order).await {
+            Ok(Launch::Started(instance)) => Ok(Answer::Launched { slot, attempt, instance }),
+            // It would be sent elsewhere, and then both be there.
+            Ok(Launch::NoCapacity(why)) if may_land && !planted::is("autoscaler_forgets_unanswered") => {
+                Err(Error::unavailable(format!(
+                    "{why}; but an earlier call of this attempt was not answered, and may still land"
+                )))
+            }
+            Ok(Launch::NoCapacity(why)) => Ok(Answer::NoCapacity { slot, attempt, why }),
+            Err(error) if matches!(error.kind(), Kind::Denied | Kind::Invalid) => {
+                warn!(error = %error.chain(), slot, "a launch was refused");
+                Ok(Answer::LaunchRefused { slot, attempt, why: error.chain() })
+            }
+            Err(error) => {
+                if error.kind() == Kind::Unknown {
+                    self.unanswered_launches.extend(known);
+                }
+                Err(error)
+            }
+        }
     }
 
     /// The version that was read before the fenced write.

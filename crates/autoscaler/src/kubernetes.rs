@@ -4,6 +4,7 @@
 //!   kubernetes.rs            the calls, and what is read from nodes and pods
 //!   kubernetes/failure.rs    what a failed call means: may it have had its effect?
 //!   kubernetes/quantity.rs   `250m`, `128Mi` and the like
+//!   kubernetes/wants.rs      which nodes may take a pod: selectors, affinity, taints, volumes
 //! ```
 //!
 //! The client's own retries are off: a hidden second try of a change would be refused by the version that the
@@ -13,6 +14,7 @@
 
 mod failure;
 mod quantity;
+mod wants;
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,7 +23,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
-use k8s_openapi::api::core::v1::{Container, Node as ApiNode, Pod as ApiPod};
+use k8s_openapi::api::core::v1::{
+    Container, Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod as ApiPod,
+};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
@@ -34,6 +38,7 @@ use tenure_clock::{Clock, Monotonic, within};
 
 use self::failure::{Failure, Permission};
 use self::quantity::{Rounding, parse_quantity};
+use self::wants::{Volumes, claims, taints, wants};
 use crate::intent::Intent;
 use crate::machine::Manner;
 use crate::observation::{CordonMark, Node, Pod, PodOwner, Resources};
@@ -54,15 +59,19 @@ const PATCH_NODES: Permission = Permission { verb: "patch", resource: "nodes" };
 const LIST_PODS: Permission = Permission { verb: "list", resource: "pods" };
 const EVICT_PODS: Permission = Permission { verb: "create", resource: "pods/eviction" };
 const DELETE_PODS: Permission = Permission { verb: "delete", resource: "pods" };
+const LIST_CLAIMS: Permission = Permission { verb: "list", resource: "persistentvolumeclaims" };
+const LIST_VOLUMES: Permission = Permission { verb: "list", resource: "persistentvolumes" };
 
 /// All that a ClusterRole must grant, as verb and resource of the core API group. `delete pods` is used by a
-/// forced drain alone.
-pub const PERMISSIONS: [(&str, &str); 5] = [
+/// forced drain alone; claims and volumes are listed where a pod has any, to leave alone what cannot move.
+pub const PERMISSIONS: [(&str, &str); 7] = [
     LIST_NODES.as_pair(),
     PATCH_NODES.as_pair(),
     LIST_PODS.as_pair(),
     EVICT_PODS.as_pair(),
     DELETE_PODS.as_pair(),
+    LIST_CLAIMS.as_pair(),
+    LIST_VOLUMES.as_pair(),
 ];
 
 /// Objects on one page of a list.
@@ -288,6 +297,14 @@ impl Kubernetes {
         Ok(found)
     }
 
+    async fn volumes(&self, by: Monotonic) -> Result<Volumes> {
+        let api: Api<PersistentVolumeClaim> = Api::all(self.client.clone());
+        let claims = self.list(by, &api, &ListParams::default(), LIST_CLAIMS).await?;
+        let api: Api<PersistentVolume> = Api::all(self.client.clone());
+        let volumes = self.list(by, &api, &ListParams::default(), LIST_VOLUMES).await?;
+        Ok(Volumes::new(claims, volumes))
+    }
+
     fn forget_eviction_api(&self) {
         *self.eviction_api.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
@@ -342,7 +359,9 @@ impl Cluster for Kubernetes {
         let api: Api<ApiPod> = Api::all(self.client.clone());
         let alive = ListParams::default().fields("status.phase!=Succeeded,status.phase!=Failed");
         let pods = self.list(by, &api, &alive, LIST_PODS).await?;
-        pods.into_iter().map(seen_pod).collect()
+        let has_claims = |pod: &ApiPod| pod.spec.as_ref().is_some_and(|spec| !claims("", spec).is_empty());
+        let volumes = if pods.iter().any(has_claims) { self.volumes(by).await? } else { Volumes::default() };
+        pods.into_iter().map(|pod| seen_pod(pod, &volumes)).collect()
     }
 
     async fn cordon(&self, by: Monotonic, node: &str, version: &str, mark: &CordonMark) -> Result<Patched> {
@@ -483,6 +502,7 @@ fn seen_node(node: ApiNode, startup_taint: &str) -> Result<Node> {
     let allocatable = resources(&allocatable, Rounding::Down)
         .map_err(|error| error.during(format!("read what node {name} has to give")))?;
     Ok(Node {
+        taints: taints(&spec, startup_taint),
         uid: metadata.uid.clone().unwrap_or_default(),
         version: metadata.resource_version.clone().unwrap_or_default(),
         provider_id: spec.provider_id.filter(|id| !id.is_empty()),
@@ -497,10 +517,11 @@ fn seen_node(node: ApiNode, startup_taint: &str) -> Result<Node> {
         released_by: annotation(RELEASED_BY).map(|action| ActionId::from(action.clone())),
         allocatable,
         name,
+        labels: metadata.labels.unwrap_or_default(),
     })
 }
 
-fn seen_pod(pod: ApiPod) -> Result<Pod> {
+fn seen_pod(pod: ApiPod, volumes: &Volumes) -> Result<Pod> {
     let metadata = pod.metadata;
     let spec = pod.spec.unwrap_or_default();
     let status = pod.status.unwrap_or_default();
@@ -512,14 +533,9 @@ fn seen_pod(pod: ApiPod) -> Result<Pod> {
     });
     // What is on its way out needs no node any more.
     let unschedulable = node.is_none() && refused_by_scheduler && metadata.deletion_timestamp.is_none();
-    let local_storage = spec.volumes.iter().flatten().any(|volume| {
-        // What lies in memory is lost by every restart, so nobody counts on it.
-        let on_disk = |medium: Option<&str>| medium != Some("Memory");
-        volume.host_path.is_some()
-            || volume.empty_dir.as_ref().is_some_and(|dir| on_disk(dir.medium.as_deref()))
-    });
     let namespace = metadata.namespace.clone().unwrap_or_default();
     let name = metadata.name.clone().unwrap_or_default();
+    let (placement, local_storage) = wants(&namespace, &name, &spec, volumes);
     let requests = {
         let containers = asked(&spec.containers);
         let init = asked(spec.init_containers.as_deref().unwrap_or_default());
@@ -536,6 +552,7 @@ fn seen_pod(pod: ApiPod) -> Result<Pod> {
         node,
         unschedulable,
         local_storage,
+        placement,
     })
 }
 

@@ -13,8 +13,11 @@
 //!   prometheus.rs             loads by its HTTP API            (feature `prometheus`)
 //!   ec2.rs                    instances by the AWS SDK         (feature `ec2`)
 //!   edges.rs                  all three together
+//!   backlog.rs                how far consumers are behind     (feature `backlog`)
 //! ```
 
+#[cfg(feature = "backlog")]
+pub mod backlog;
 mod book;
 pub mod change;
 pub mod check;
@@ -30,6 +33,7 @@ pub mod kubernetes;
 pub mod log;
 pub mod machine;
 pub mod observation;
+pub mod placement;
 mod policy;
 pub mod ports;
 #[cfg(feature = "prometheus")]

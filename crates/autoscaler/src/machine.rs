@@ -72,6 +72,8 @@ pub enum Effect {
     Write(Change),
     /// Launch an instance.
     Launch(LaunchOrder),
+    /// Ask whether an instance may be ended.
+    AskEnd(InstanceId),
     /// End an instance.
     Terminate(InstanceId),
     /// Tag an instance as one of the cluster: an old writer's lacks that.
@@ -137,6 +139,7 @@ impl Effect {
         match self {
             Self::Write(change) => format!("write `{}`", change.name().row().title),
             Self::Launch(order) => launch_of(order.slot, order.attempt),
+            Self::AskEnd(id) => format!("ask whether instance {id} may be ended"),
             Self::Terminate(id) => format!("end instance {id}"),
             Self::Enlist(id) => format!("tag instance {id} as the cluster's"),
             Self::Commit { instance, .. } => format!("tag instance {instance} as committed"),
@@ -412,6 +415,14 @@ impl Course<'_> {
         if !told.iter().any(|answer| self.answered(answer)) {
             self.call(Effect::Terminate(id.clone()));
         }
+    }
+
+    /// Why an instance may not be ended, as the cloud answered in this tick.
+    fn unendable(&self, id: &InstanceId) -> Option<String> {
+        self.observation.answers.iter().find_map(|answer| match answer {
+            Answer::Unendable { instance, why } if instance == id => Some(why.clone()),
+            _ => None,
+        })
     }
 
     fn says(&mut self, reason: impl Into<String>) {

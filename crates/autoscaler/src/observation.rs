@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::placement::{Offer, Placement, Taint};
 use crate::state::{ActionId, InstanceId, Place};
 
 /// The tags that an instance of ours carries.
@@ -164,9 +165,19 @@ pub struct Node {
     pub released_by: Option<ActionId>,
     /// What it has to give.
     pub allocatable: Resources,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// What keeps pods away, of the start-up taint, its cordon and its condition apart.
+    pub taints: Vec<Taint>,
 }
 
 impl Node {
+    /// What it offers to a pod.
+    #[must_use]
+    pub fn offer(&self) -> Offer<'_> {
+        Offer { name: &self.name, labels: &self.labels, taints: &self.taints }
+    }
+
     /// The instance that it says it is.
     #[must_use]
     pub fn claimed_instance(&self) -> Option<&str> {
@@ -207,6 +218,8 @@ pub struct Pod {
     pub owner: PodOwner,
     /// Whether it stores something on its node.
     pub local_storage: bool,
+    /// Which nodes may take it.
+    pub placement: Placement,
 }
 
 impl Pod {
@@ -262,6 +275,15 @@ pub enum Answer {
     Terminated(InstanceId),
     /// An instance was told to end and is not known.
     NotFound(InstanceId),
+    /// An instance may be ended.
+    Endable(InstanceId),
+    /// An instance may not be ended.
+    Unendable {
+        /// Which.
+        instance: InstanceId,
+        /// What the cloud said.
+        why: String,
+    },
     /// An instance was tagged as one of the cluster.
     Enlisted(InstanceId),
     /// An instance was tagged as committed.
@@ -298,8 +320,20 @@ pub enum Readings {
     NotAsked,
     /// It failed, or knew no node at all. Unknown is not none.
     Unknown,
-    /// These nodes are ready, by name.
-    Ready(BTreeSet<String>),
+    /// Whether they are ready, by name. A node that is not among them is unknown.
+    Known(BTreeMap<String, bool>),
+}
+
+/// How far the consumers of the streams are behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Lag {
+    /// Nobody asked.
+    #[default]
+    NotAsked,
+    /// It could not be had, or nobody reported lately. Unknown is not none.
+    Unknown,
+    /// The one that is furthest behind, in seconds.
+    Seconds(i64),
 }
 
 /// What was seen.
@@ -313,8 +347,10 @@ pub struct Observation {
     pub pods: Vec<Pod>,
     /// Load by node name; `None` if it could not be had. Unknown is not zero.
     pub loads: Option<BTreeMap<String, Load>>,
-    /// How many workers the stream's lag asks for, if it is known.
-    pub wanted_by_lag: Option<u32>,
+    /// The clock of the metrics when they were asked, in epoch seconds.
+    pub metrics_epoch: Option<i64>,
+    /// How far the consumers are behind.
+    pub lag: Lag,
     /// Which nodes are ready, if the metrics are asked for it.
     pub readings: Readings,
     /// What calls of this tick answered.
@@ -366,7 +402,7 @@ impl Observation {
         match &self.readings {
             Readings::NotAsked => Some(node.ready),
             Readings::Unknown => None,
-            Readings::Ready(names) => Some(names.contains(&node.name)),
+            Readings::Known(ready) => ready.get(&node.name).copied(),
         }
     }
 
@@ -435,7 +471,13 @@ impl<'a> Matches<'a> {
 
     /// Strangers that take pods: any of them may be the node of an instance that seems to have none.
     pub fn serving_strangers(&self) -> impl Iterator<Item = &'a Node> {
-        self.strangers.iter().copied().filter(|node| !node.startup_taint)
+        self.serving_strangers_since(i64::MIN)
+    }
+
+    /// Those of them that registered at that epoch second or later: a node is not older than its instance.
+    pub fn serving_strangers_since(&self, epoch: i64) -> impl Iterator<Item = &'a Node> {
+        let serves = move |node: &&Node| !node.startup_taint && node.created_epoch >= epoch;
+        self.strangers.iter().copied().filter(serves)
     }
 }
 
@@ -496,6 +538,8 @@ mod tests {
             cordoned_by: None,
             released_by: None,
             allocatable: Resources::default(),
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
         }
     }
 
@@ -561,6 +605,8 @@ mod tests {
         let ready = |readings| Observation { readings, ..Observation::default() }.is_ready(&one);
         assert_eq!(ready(Readings::NotAsked), Some(true));
         assert_eq!(ready(Readings::Unknown), None);
-        assert_eq!(ready(Readings::Ready(BTreeSet::new())), Some(false));
+        let known = |name: &str| Readings::Known([(name.to_owned(), false)].into());
+        assert_eq!(ready(known("one")), Some(false));
+        assert_eq!(ready(known("other")), None, "of this one nothing is known");
     }
 }

@@ -52,6 +52,9 @@ pub struct Policy {
     pub idle_percent: u32,
     /// Above this share of all workers' CPU or memory, in percent, one worker is added. 85 by default.
     pub busy_percent: u32,
+    /// How far the consumers of the streams may be behind before one worker is added, where they tell that; above
+    /// half of it none is taken away. Never by default.
+    pub lag_max: Option<Duration>,
     /// How old a metric may be. 2 min by default; older ones are no ground to take anything away.
     pub metrics_age_max: Duration,
     /// How long after a completed action nothing new begins. 5 min by default.
@@ -93,6 +96,7 @@ impl Policy {
             idle_window: Duration::from_secs(600),
             idle_percent: 30,
             busy_percent: 85,
+            lag_max: None,
             metrics_age_max: Duration::from_secs(120),
             cooldown: Duration::from_secs(300),
             join_timeout: Duration::from_secs(600),
@@ -160,6 +164,9 @@ impl Policy {
             if timeout < self.lease * 2 || timeout > Duration::from_secs(86_400) {
                 return refuse(format!("{name} is {timeout:?}: give two leases to one day"));
             }
+        }
+        if self.lag_max.is_some_and(|lag| lag < Duration::from_secs(2)) {
+            return refuse("lag_max is below 2 s, which every consumer is behind at times: give more".into());
         }
         if self.force_after.is_some_and(|force| force >= self.drain_timeout) {
             return refuse("force_after is not before drain_timeout, so nothing would ever be forced".into());

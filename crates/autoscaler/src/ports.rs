@@ -3,8 +3,9 @@
 //! Every call takes the moment `by` which an answer is wanted. As of a store, an error of kind `Unknown`
 //! means that the call may have had its effect; all others that it had none.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt::Debug;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tenure_backend::Result;
@@ -59,8 +60,8 @@ pub enum Evicted {
 pub struct Measures {
     /// Load by node name.
     pub loads: BTreeMap<String, Load>,
-    /// How many workers the stream's lag asks for, if anybody measures it.
-    pub wanted_by_lag: Option<u32>,
+    /// Whoever measured it: its clock when it was asked, in epoch seconds.
+    pub asked_epoch: Option<i64>,
 }
 
 /// Where instances are launched and ended.
@@ -75,6 +76,9 @@ pub trait Cloud: Debug + Send + Sync {
 
     /// Ends an instance. May be repeated.
     async fn terminate(&self, by: Monotonic, id: &InstanceId) -> Result<Ended>;
+
+    /// Why an instance may not be ended, if it may not: protected, or not granted to us. Changes nothing.
+    async fn why_not_end(&self, by: Monotonic, id: &InstanceId) -> Result<Option<String>>;
 
     /// Sets a tag. May be repeated.
     async fn tag(&self, by: Monotonic, id: &InstanceId, name: &str, value: &str) -> Result<()>;
@@ -120,9 +124,16 @@ pub trait Cluster: Debug + Send + Sync {
 /// Where loads are measured.
 #[async_trait]
 pub trait Metrics: Debug + Send + Sync {
-    /// Loads and lag.
+    /// Loads.
     async fn measures(&self, by: Monotonic) -> Result<Measures>;
 
-    /// The names of the nodes that the readiness query calls ready. No name at all is taken for unknown.
-    async fn ready_nodes(&self, by: Monotonic) -> Result<BTreeSet<String>>;
+    /// What the readiness query says of each node that it knows, by name.
+    async fn readiness(&self, by: Monotonic) -> Result<BTreeMap<String, bool>>;
+}
+
+/// Where consumers tell how far they are behind.
+#[async_trait]
+pub trait Backlog: Debug + Send + Sync {
+    /// The one that is furthest behind; none if nobody reported lately.
+    async fn behind(&self, by: Monotonic) -> Result<Option<Duration>>;
 }

@@ -13,7 +13,7 @@
 mod answer;
 mod query;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -243,11 +243,11 @@ impl Metrics for Prometheus {
     async fn measures(&self, by: Monotonic) -> Result<Measures> {
         let series = self.ask(by, &load_query(&self.settings)).await?;
         let now_epoch = self.clock.wall().as_millis().div_euclid(1000);
-        // Lag is not measured here: the consumer's own tables tell it.
-        Ok(Measures { loads: loads(&series, &self.settings, now_epoch)?, wanted_by_lag: None })
+        let asked_epoch = series.first().map(Series::asked_epoch);
+        Ok(Measures { loads: loads(&series, &self.settings, now_epoch)?, asked_epoch })
     }
 
-    async fn ready_nodes(&self, by: Monotonic) -> Result<BTreeSet<String>> {
+    async fn readiness(&self, by: Monotonic) -> Result<BTreeMap<String, bool>> {
         let series = self.ask(by, &readiness_query(&self.settings)).await?;
         readiness(&series, &self.settings)
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use aws_config::{BehaviorVersion, Region};
 use aws_sdk_ec2::Client;
-use aws_sdk_ec2::types::{InstanceType, RequestLaunchTemplateData};
+use aws_sdk_ec2::types::{AttributeBooleanValue, InstanceType, RequestLaunchTemplateData};
 use tenure_autoscaler::ec2::{Ec2, IAM_ACTIONS, Settings};
 use tenure_autoscaler::observation::{InstanceState, LaunchOrder, tags};
 use tenure_autoscaler::ports::{Cloud, Ended, Launch};
@@ -190,6 +190,8 @@ fn refusal(status: u16, code: &str) -> Vec<u8> {
 // === a cluster of its own ===
 
 struct Site {
+    /// Past the shim.
+    direct: Client,
     shim: Shim,
     cloud: Ec2,
     cluster: String,
@@ -228,7 +230,7 @@ impl Site {
         settings.region = Some(REGION.to_owned());
         settings.endpoint = Some(format!("http://{}", shim.address));
         let cloud = Ec2::connect(&settings, &Env::system()).await.unwrap();
-        Self { shim, cloud, cluster, subnet: subnet.subnet.unwrap().subnet_id.unwrap(), settings }
+        Self { direct, shim, cloud, cluster, subnet: subnet.subnet.unwrap().subnet_id.unwrap(), settings }
     }
 
     fn order(&self, slot: u32, attempt: u32) -> LaunchOrder {
@@ -284,6 +286,8 @@ async fn an_instance_is_launched_seen_tagged_and_ended_by_the_named_permissions_
     assert_eq!(instances[0].tag(tags::COMMITTED), Some("1730000300-req"));
     assert_eq!(instances[0].tag(tags::SLOT), Some("0"), "others stay");
 
+    assert_eq!(site.cloud.why_not_end(soon(), &id).await.unwrap(), None);
+    assert!(site.cloud.instances(soon(), &[]).await.unwrap()[0].is_live(), "it was only asked");
     for _ in 0..2 {
         assert_eq!(site.cloud.terminate(soon(), &id).await.unwrap(), Ended::Accepted);
     }
@@ -390,6 +394,25 @@ async fn want_of_capacity_is_told_from_other_refusals() {
     let error = site.cloud.launch(soon(), &nowhere).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Invalid, "{error:?}");
     assert!(error.chain().contains("InvalidSubnetID.NotFound"), "{error:?}");
+}
+
+#[tokio::test]
+async fn whether_an_instance_may_be_ended_is_known_before() {
+    let site = Site::new().await;
+    let id = site.launched(&site.order(0, 0)).await;
+    site.shim.next("TerminateInstances", Fault::Refuse(403, "UnauthorizedOperation"));
+    let why = site.cloud.why_not_end(soon(), &id).await.unwrap().unwrap();
+    assert!(why.contains("EC2 denies ec2:TerminateInstances"), "{why}");
+    site.shim.next("TerminateInstances", Fault::Refuse(503, "RequestLimitExceeded"));
+    assert_eq!(site.cloud.why_not_end(soon(), &id).await.unwrap_err().kind(), Kind::Throttled);
+
+    let protects = AttributeBooleanValue::builder().value(true).build();
+    let request = site.direct.modify_instance_attribute().instance_id(id.as_str());
+    request.disable_api_termination(protects).send().await.unwrap();
+    let why = site.cloud.why_not_end(soon(), &id).await.unwrap().unwrap();
+    assert!(why.contains("protected against termination"), "{why}");
+    assert!(site.cloud.instances(soon(), &[]).await.unwrap()[0].is_live(), "it was only asked");
+    assert_eq!(site.cloud.why_not_end(soon(), &NOBODY.into()).await.unwrap(), None);
 }
 
 #[tokio::test]

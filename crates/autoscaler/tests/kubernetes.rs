@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use k8s_openapi::api::authentication::v1::{TokenRequest, TokenRequestSpec};
-use k8s_openapi::api::core::v1::{Namespace, Node as ApiNode, Pod as ApiPod, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    Namespace, Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod as ApiPod, ServiceAccount,
+};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
@@ -129,6 +131,32 @@ impl Site {
         }});
         self.pods().patch_status(name, &PatchParams::default(), &Patch::Merge(&status)).await.unwrap();
         uid
+    }
+
+    /// A pod with a claim that got such a volume.
+    async fn make_claiming_pod(&self, name: &str, source: Value) {
+        let volume = format!("{}-{name}", self.namespace);
+        let mut spec = json!({ "capacity": { "storage": "1Gi" }, "accessModes": ["ReadWriteOnce"] });
+        spec.as_object_mut().unwrap().extend(source.as_object().unwrap().clone());
+        let object: PersistentVolume = from(json!({ "metadata": { "name": volume }, "spec": spec }));
+        Api::all(self.client.clone()).create(&PostParams::default(), &object).await.unwrap();
+        let claim: PersistentVolumeClaim = from(json!({
+            "metadata": { "name": name },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "volumeName": volume,
+                "resources": { "requests": { "storage": "1Gi" } },
+            },
+        }));
+        let api = Api::namespaced(self.client.clone(), &self.namespace);
+        api.create(&PostParams::default(), &claim).await.unwrap();
+        self.make(json!({
+            "metadata": { "name": name },
+            "spec": {
+                "containers": [{ "name": "c", "image": "c" }],
+                "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": name } }],
+            },
+        }))
+        .await;
     }
 
     async fn make(&self, pod: Value) -> String {
@@ -345,6 +373,30 @@ async fn only_the_start_up_taint_is_removed() {
 }
 
 #[tokio::test]
+async fn a_pod_whose_volume_is_its_nodes_own_is_known_by_it() {
+    let site = Site::new().await;
+    site.make_claiming_pod("local", json!({ "hostPath": { "path": "/data" } })).await;
+    site.make_claiming_pod("network", json!({ "nfs": { "server": "s", "path": "/" } })).await;
+    site.make(json!({
+        "metadata": { "name": "doubtful" },
+        "spec": {
+            "containers": [{ "name": "c", "image": "c" }],
+            "nodeSelector": { "disk": "ssd" },
+            "volumes": [{ "name": "v", "persistentVolumeClaim": { "claimName": "nobodys" } }],
+        },
+    }))
+    .await;
+    let pods = site.listed().await;
+    assert!(pods["local"].local_storage && !pods["network"].local_storage && pods["doubtful"].local_storage);
+    assert_eq!(
+        (pods["local"].placement.unclear.as_ref(), pods["network"].placement.unclear.as_ref()),
+        (None, None)
+    );
+    assert!(pods["doubtful"].placement.unclear.as_ref().is_some_and(|why| why.contains("nobodys")));
+    assert_eq!(pods["doubtful"].placement.terms.len(), 1);
+}
+
+#[tokio::test]
 async fn pods_are_seen_as_they_are() {
     let site = Site::new().await;
     let owner = |kind: &str| json!([{ "apiVersion": "apps/v1", "kind": kind, "name": "o", "uid": "o", "controller": true }]);
@@ -484,6 +536,7 @@ async fn what_is_denied_says_what_to_grant_and_the_named_permissions_suffice() {
     let name = site.make_node("worker").await;
     let uid = site.make_pod("web-1", json!({})).await;
     let forced = site.make_pod("web-2", json!({})).await;
+    site.make_claiming_pod("web-3", json!({ "hostPath": { "path": "/data" } })).await;
     let version = site.node(&name).await.version;
     let dir = tempfile::tempdir().unwrap();
     let (cluster, token) = site.as_account(dir.path(), "scaler").await;

@@ -4,6 +4,7 @@ mod bad_input;
 #[cfg(any(feature = "kubernetes", feature = "prometheus"))]
 mod canned;
 mod crash_matrix;
+mod doubts;
 #[cfg(feature = "ec2")]
 mod ec2;
 #[cfg(feature = "kubernetes")]

@@ -173,7 +173,7 @@ async fn a_node_that_is_scraped_no_more_is_unknown_and_so_are_all() {
     };
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.chain().contains("is node_exporter scraped"), "{error:?}");
-    let error = client.ready_nodes(soon()).await.unwrap_err();
+    let error = client.readiness(soon()).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
 }
 
@@ -186,11 +186,12 @@ async fn readiness_is_asked_as_the_old_documents_do() {
     ]);
     let site = Site::new(nodes).await;
     site.loads(|loads| loads.len() == 3).await;
-    let ready = site.client().ready_nodes(soon()).await.unwrap();
-    assert_eq!(ready, BTreeSet::from(["ready".to_owned()]));
+    let known = site.client().readiness(soon()).await.unwrap();
+    let expected = [("ready".to_owned(), true), ("not-ready".to_owned(), false)];
+    assert_eq!(known, expected.into(), "of the third nothing is known");
     site.nodes.lock().unwrap().get_mut("not-ready").unwrap().ready = Some(1);
     let by = soon();
-    while site.client().ready_nodes(soon()).await.unwrap().len() < 2 {
+    while !site.client().readiness(soon()).await.unwrap()["not-ready"] {
         assert!(SystemClock.monotonic() < by, "it never became ready");
         SystemClock.sleep(Duration::from_millis(200)).await;
     }
@@ -264,7 +265,7 @@ async fn a_server_that_is_silent_or_down_is_unavailable() {
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.chain().contains("by the deadline"), "{error:?}");
     drop(listener);
-    let error = client.ready_nodes(soon()).await.unwrap_err();
+    let error = client.readiness(soon()).await.unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.chain().contains("cannot reach"), "{error:?}");
     let error = client.measures(SystemClock.monotonic()).await.unwrap_err();

@@ -8,7 +8,8 @@
 //! A line is a moment, what happens then, and the writes that were made. Executors are called `a`, `b` and
 //! `c`. The world understands `pods 6` (of half a worker each), `kill i-new0`, `vanish worker-2`,
 //! `budget blocks until 300s`, `short subnet-a`, `capacity subnet-a`, `interrupt i-worker1`, `load 5`,
-//! `pause`, `resume`, `cordon worker-2`, `purge i-new0`, `deny terminate i-worker1 until 300s`,
+//! `pause`, `resume`, `cordon worker-2`, `purge i-new0`, `deny terminate i-worker1 until 300s` (or `end`: asked
+//! beforehand, the cloud says so), `behind 90`, `behind unknown`,
 //! `unmatch worker-1`, `rename worker-1 other`, `unready worker-1`, `lose item`, `old locks` (or `resumes`,
 //! `steals`), `old marks i-worker1`, and is asked `live 3`, `waiting 0`, `idle`, `cordoned worker-2`,
 //! `free worker-2`, `failures 1`, `there i-worker1`, `ended i-worker1`. `failed 1` asks how many calls of the
@@ -44,7 +45,7 @@ pub(crate) fn three_idle_workers() -> World {
     idle_workers(policy())
 }
 
-fn idle_workers(policy: Policy) -> World {
+pub(crate) fn idle_workers(policy: Policy) -> World {
     let world = World::new(policy);
     world.add_control_plane();
     for number in 1..=3 {
@@ -99,10 +100,12 @@ pub(crate) fn check(world: World, timeline: &str) {
             ["rename", node, name] => world.rename(node, name),
             ["unready", node] => world.set_ready(node, false),
             ["lose", "item"] => world.lose_item(),
-            ["deny", "terminate", id, "until", at] => {
+            ["deny", call @ ("terminate" | "end"), id, "until", at] => {
                 let until: i64 = at.trim_end_matches('s').parse().unwrap();
-                world.deny("terminate", id, began + until);
+                world.deny(if call == "end" { "end" } else { "terminate" }, id, began + until);
             }
+            ["behind", "unknown"] => world.set_behind(None),
+            ["behind", seconds] => world.set_behind(Some(Duration::from_secs(seconds.parse().unwrap()))),
             ["old", "marks", id] => {
                 let mut item = world.item();
                 let mut done = world.state().down_completed.unwrap_or_default();
@@ -482,10 +485,8 @@ fn the_number_of_actions_survives_the_item() {
 
 #[test]
 fn the_lock_stays_ahead_of_old_writers_past_the_deadline() {
-    let world = one_worker();
-    world.never_joins(0);
-    world.add_pods(4);
-    world.deny("terminate", "i-new0", world.epoch() + 3000);
+    let world = three_idle_workers();
+    world.deny("terminate", "i-worker1", world.epoch() + 3000);
     let mut executor = world.executor("a", &Gate::open());
     for minute in 0..50 {
         let tick = at_once(executor.tick()).unwrap().unwrap();

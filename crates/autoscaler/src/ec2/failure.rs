@@ -32,6 +32,8 @@ pub(super) enum Meaning {
     TokenUsed,
     /// There is no such instance.
     NoSuchInstance,
+    /// A dry run: it would have been done.
+    WouldDo,
     /// It may not be ended: somebody protected it.
     Protected,
     Throttled,
@@ -67,6 +69,7 @@ impl Meaning {
             "InvalidInstanceID.NotFound" | "InvalidInstanceID.Malformed" | "InvalidInstanceId" => {
                 Self::NoSuchInstance
             }
+            "DryRunOperation" => Self::WouldDo,
             "OperationNotPermitted" => Self::Protected,
             "RequestLimitExceeded"
             | "Throttling"
@@ -193,10 +196,12 @@ impl Failure {
                      iam:PassRole for the role of its template), and check this machine's clock"
                 ),
             ),
-            Meaning::Protected => Error::new(
-                Kind::Denied,
-                "the instance is protected against termination: lift that, or take it out of the cluster",
-            ),
+            Meaning::Protected if action == super::TERMINATE_INSTANCES => {
+                Error::new(Kind::Denied, super::PROTECTED)
+            }
+            Meaning::Protected => {
+                Error::new(Kind::Denied, format!("EC2 does not permit {action} on what it was called for"))
+            }
             Meaning::Throttled => {
                 Error::new(Kind::Throttled, format!("EC2 throttles {action}: try again later"))
             }
@@ -204,7 +209,7 @@ impl Failure {
             Meaning::NoSuchInstance => {
                 Error::unavailable("EC2 does not know the instance, not yet or not any more: look again")
             }
-            Meaning::NoCapacity | Meaning::TokenUsed | Meaning::Mistake => {
+            Meaning::NoCapacity | Meaning::TokenUsed | Meaning::WouldDo | Meaning::Mistake => {
                 Error::invalid(format!("EC2 refuses the request of {action}"))
             }
             Meaning::Unclear => Error::new(intent.unanswered(), "EC2 gave no clear answer"),

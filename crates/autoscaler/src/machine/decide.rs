@@ -11,7 +11,10 @@ use tenure_planted as planted;
 use super::down::may_be_evicted;
 use super::{Effect, Now, Step};
 use crate::change::Change;
-use crate::observation::{Instance, InstanceState, Load, Matches, Node, Observation, Pod, Resources, tags};
+use crate::observation::{
+    Instance, InstanceState, Lag, Load, Matches, Node, Observation, Pod, Resources, tags,
+};
+use crate::placement::Placement;
 use crate::policy::{Policy, seconds};
 use crate::state::{ActionId, InstanceId, State};
 
@@ -179,13 +182,25 @@ impl<'a> View<'a> {
     }
 
     /// What others dated must not lie ahead: else this clock, or theirs, is wrong. A clock that is ahead
-    /// shows in the metrics alone, which are too old then.
+    /// shows by the clock of the metrics alone.
     fn clock_doubt(&self) -> Option<String> {
-        let bound = self.now.epoch() + CLOCK_DOUBT_SECONDS + seconds(self.policy.skew);
+        let margin = CLOCK_DOUBT_SECONDS + seconds(self.policy.skew);
+        if let Some(theirs) = self.observation.metrics_epoch
+            && self.now.epoch() - theirs > margin
+            && !planted::is("autoscaler_any_clock")
+        {
+            return Some(format!(
+                "this clock is {} s ahead of the clock of the metrics: set it right, or theirs; nothing begins \
+                 until then",
+                self.now.epoch() - theirs
+            ));
+        }
+        let bound = self.now.epoch() + margin;
         let launched = self.observation.instances.iter().map(|instance| instance.launched_epoch);
         let created = self.observation.nodes.iter().map(|node| node.created_epoch);
         let measured = self.observation.loads.iter().flatten().map(|(_, load)| load.at_epoch);
-        let latest = launched.chain(created).chain(measured).chain(self.state.last_scale_epoch).max()?;
+        let dated = launched.chain(created).chain(measured).chain(self.observation.metrics_epoch);
+        let latest = dated.chain(self.state.last_scale_epoch).max()?;
         (latest > bound && !planted::is("autoscaler_any_clock")).then(|| {
             format!(
                 "this clock is {} s behind what others dated: set it right, or theirs; nothing begins until \
@@ -205,12 +220,12 @@ impl<'a> View<'a> {
             reasons.push(format!("{leaving} workers are about to be taken away"));
         }
         let mut windowed = self.nodes_for_pods(reasons);
-        if let Some(wanted) = self.observation.wanted_by_lag {
-            let missing = i64::from(wanted) - self.count();
-            if missing > 0 {
-                reasons.push(format!("the stream's lag asks for {wanted} workers"));
-                windowed = windowed.max(missing);
-            }
+        if let (Lag::Seconds(behind), Some(most)) = (self.observation.lag, self.policy.lag_max)
+            && behind > seconds(most)
+        {
+            reasons
+                .push(format!("the consumers are {behind} s behind, and {} s are allowed", most.as_secs()));
+            windowed = windowed.max(1);
         }
         if self.is_busy() {
             reasons.push(format!("the workers are loaded above {} %", self.policy.busy_percent));
@@ -227,6 +242,20 @@ impl<'a> View<'a> {
         waiting.retain(|pod| self.policy.worker.fits(pod.requests));
         if waiting.len() < total {
             reasons.push(format!("{} pods fit no worker, however many", total - waiting.len()));
+        }
+        let workers: Vec<_> = self.workers.iter().filter_map(|id| self.matches.node_of(id)).collect();
+        if !workers.is_empty() && !planted::is("autoscaler_any_node_takes_it") {
+            let total = waiting.len();
+            waiting.retain(|pod| {
+                pod.placement == Placement::default() && workers.iter().any(|node| node.taints.is_empty())
+                    || workers.iter().any(|node| pod.placement.admits_another(node.offer()))
+            });
+            if waiting.len() < total {
+                let strange = total - waiting.len();
+                reasons.push(format!(
+                    "{strange} pods ask for a node unlike every worker: none is added for them"
+                ));
+            }
         }
         waiting.sort_by_key(|pod| Reverse(pod.requests));
         // No more than could be launched are packed: the rest waits for the next action.
@@ -290,7 +319,7 @@ impl<'a> View<'a> {
             reasons.push("the load is unknown: nothing is taken away".to_owned());
             return Vec::new();
         }
-        if !self.leaving.is_empty() {
+        if !self.leaving.is_empty() || self.lag_keeps(reasons) {
             return Vec::new();
         }
         let loads = self.observation.loads.iter().flatten();
@@ -313,9 +342,7 @@ impl<'a> View<'a> {
             .filter_map(|id| Some((*id, self.single_node(id)?)))
             .filter(|(_, node)| usable(node))
             .collect();
-        // What the lag asks for would be asked for again at once.
-        let wanted = self.policy.workers_min.max(self.observation.wanted_by_lag.unwrap_or(0));
-        let spare = ready.len().saturating_sub(wanted as usize);
+        let spare = ready.len().saturating_sub(self.policy.workers_min as usize);
         if spare == 0 {
             return Vec::new();
         }
@@ -323,8 +350,10 @@ impl<'a> View<'a> {
         let on = |node: &Node| pods.get(node.name.as_str()).map_or(&[][..], Vec::as_slice);
         let used =
             |node: &Node| on(node).iter().fold(Resources::default(), |sum, pod| sum.plus(pod.requests));
-        let mut free: BTreeMap<&str, Resources> =
-            ready.iter().map(|(_, node)| (node.name.as_str(), node.allocatable.less(used(node)))).collect();
+        let mut free: BTreeMap<&str, Room<'_>> = ready
+            .iter()
+            .map(|(_, node)| (node.name.as_str(), Room { node, left: node.allocatable.less(used(node)) }))
+            .collect();
         let mut idle: Vec<_> = ready.iter().filter(|(id, node)| self.is_idle(id, node, on(node))).collect();
         idle.sort_by_key(|(id, node)| (used(node), *id));
         let mut chosen = Vec::new();
@@ -334,12 +363,12 @@ impl<'a> View<'a> {
             }
             let Some(own) = free.remove(node.name.as_str()) else { continue };
             match moved(&free, on(node)) {
-                Some(after) => {
+                Ok(after) => {
                     free = after;
                     chosen.push((*id, *node));
                 }
-                None => {
-                    reasons.push(format!("node {} idles, but its pods fit nowhere else", node.name));
+                Err(why) => {
+                    reasons.push(format!("node {} idles, but {why}", node.name));
                     free.insert(&node.name, own);
                 }
             }
@@ -348,6 +377,26 @@ impl<'a> View<'a> {
             reasons.push(format!("{} nodes idle", chosen.len()));
         }
         chosen
+    }
+
+    /// Whether the consumers need all workers that there are, or may need them.
+    fn lag_keeps(&self, reasons: &mut Vec<String>) -> bool {
+        match (self.observation.lag, self.policy.lag_max) {
+            (_, None) | (Lag::NotAsked, _) => false,
+            (Lag::Unknown, _) if planted::is("autoscaler_unknown_lag_is_none") => false,
+            (Lag::Unknown, _) => {
+                reasons.push("how far the consumers are behind is unknown: nothing is taken away".to_owned());
+                true
+            }
+            // Half of what is allowed: else one would be taken away and added in turn.
+            (Lag::Seconds(behind), Some(most)) => {
+                let keeps = behind > seconds(most) / 2;
+                if keeps {
+                    reasons.push(format!("the consumers are {behind} s behind: nothing is taken away"));
+                }
+                keeps
+            }
+        }
     }
 
     fn is_idle(&self, id: &InstanceId, node: &Node, pods: &[&Pod]) -> bool {
@@ -370,14 +419,34 @@ impl<'a> View<'a> {
     }
 }
 
-/// What is free once these pods have moved, if there is room for all of them.
-fn moved<'a>(free: &BTreeMap<&'a str, Resources>, pods: &[&Pod]) -> Option<BTreeMap<&'a str, Resources>> {
+/// What a node still has to give.
+#[derive(Clone, Copy)]
+struct Room<'a> {
+    node: &'a Node,
+    left: Resources,
+}
+
+impl Room<'_> {
+    fn takes(&self, pod: &Pod) -> bool {
+        let admits = pod.placement.admits(self.node.offer()) || planted::is("autoscaler_any_node_takes_it");
+        admits && self.left.fits(pod.requests)
+    }
+}
+
+/// What is free once these pods have moved; or which of them fits nowhere.
+fn moved<'a>(
+    free: &BTreeMap<&'a str, Room<'a>>,
+    pods: &[&Pod],
+) -> Result<BTreeMap<&'a str, Room<'a>>, String> {
     let mut free = free.clone();
     let mut moving: Vec<_> = pods.iter().filter(|pod| pod.is_drained()).collect();
     moving.sort_by_key(|pod| Reverse(pod.requests));
     for pod in moving {
-        let room = free.values_mut().find(|room| room.fits(pod.requests))?;
-        *room = room.less(pod.requests);
+        let Some(room) = free.values_mut().find(|room| room.takes(pod)) else {
+            let unclear = pod.placement.unclear.as_deref().map(|why| format!(": {why}")).unwrap_or_default();
+            return Err(format!("its pod {}/{} fits nowhere else{unclear}", pod.namespace, pod.name));
+        };
+        room.left = room.left.less(pod.requests);
     }
-    Some(free)
+    Ok(free)
 }

@@ -198,7 +198,7 @@ fn next(
                 return None;
             };
             match planned.phase {
-                NodePhase::Planned => preflight(course, planned, sight),
+                NodePhase::Planned => preflight(course, id, planned, sight),
                 NodePhase::Cordoning => is_cordoned(node, action, planned).then_some(NodePhase::Draining),
                 _ => (node.unschedulable && sight.pods.is_empty() && Rule::IntentBeforeEffect.kept())
                     .then_some(NodePhase::Terminating),
@@ -230,8 +230,18 @@ fn overdue(course: &mut Course<'_>, id: &InstanceId, planned: &DownNode, sight: 
     }
 }
 
-/// A node is cordoned only if its pods may go: asked beforehand.
-fn preflight(course: &mut Course<'_>, planned: &DownNode, sight: &Sight<'_>) -> Option<NodePhase> {
+/// A node is cordoned only if its pods may go and its instance may be ended: asked beforehand, since there is no
+/// way back from TERMINATING.
+fn preflight(
+    course: &mut Course<'_>,
+    id: &InstanceId,
+    planned: &DownNode,
+    sight: &Sight<'_>,
+) -> Option<NodePhase> {
+    if let Some(why) = course.unendable(id) {
+        course.says(format!("node {} is given back: instance {id} may not be ended: {why}", planned.node));
+        return Some(NodePhase::Rollback);
+    }
     // A budget may be forced; what would be lost for good is not.
     if let Some(pod) = sight.refused(course.policy) {
         course.says(format!(
@@ -239,6 +249,9 @@ fn preflight(course: &mut Course<'_>, planned: &DownNode, sight: &Sight<'_>) -> 
             planned.node, pod.namespace, pod.name
         ));
         return Some(NodePhase::Rollback);
+    }
+    if !course.answered(&Answer::Endable(id.clone())) && !planted::is("autoscaler_end_unasked") {
+        return None;
     }
     if is_forced(course) {
         return Some(NodePhase::Cordoning);
@@ -271,7 +284,14 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
         return;
     };
     match planned.phase {
-        NodePhase::Planned => ask(course, sight, Manner::DryRun),
+        NodePhase::Planned => {
+            if !course.answered(&Answer::Endable(id.clone())) {
+                course.call(Effect::AskEnd(id.clone()));
+            }
+            if !is_forced(course) {
+                ask(course, sight, Manner::DryRun);
+            }
+        }
         NodePhase::Cordoning if !is_cordoned(node, action, planned) => cordon(course, action, node),
         NodePhase::Draining if !node.unschedulable => cordon(course, action, node),
         NodePhase::Draining if !sight.pods.is_empty() => {
@@ -315,7 +335,7 @@ fn ask(course: &mut Course<'_>, sight: &Sight<'_>, manner: Manner) {
             Manner::DryRun => course.answered(&Answer::Evictable(pod.uid.clone())),
             Manner::Evict | Manner::Force => course.answered(&Answer::Evicted(pod.uid.clone())),
         };
-        if let Some(why) = blocked {
+        if let Some(why) = blocked.filter(|_| manner != Manner::Force) {
             course.says(format!("pod {}/{} stays: {why}", pod.namespace, pod.name));
         } else if manner != Manner::Force && !may_be_evicted(pod, course.policy) {
             course.says(format!("pod {}/{} stays: nobody brings it back", pod.namespace, pod.name));

@@ -24,10 +24,22 @@ pub(super) fn highest_number(observation: &Observation) -> i64 {
 pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy, now: &Now, step: &mut Step) {
     let matches = observation.matches();
     for instance in observation.instances.iter().filter(|instance| instance.is_live()) {
-        if !is_orphan(state, instance, matches.nodes_of(&instance.id)) {
+        let id = &instance.id;
+        if !is_orphan(state, instance, matches.nodes_of(id)) {
             continue;
         }
-        let id = &instance.id;
+        let since = instance.launched_epoch - seconds(policy.skew);
+        if let Some(node) = matches.serving_strangers_since(since).next()
+            && matches.nodes_of(id).is_empty()
+            && !planted::is("autoscaler_stranger_collected")
+        {
+            step.reasons.push(format!(
+                "instance {id} was left by an action that has ended, and node {}, which belongs to no known \
+                 instance, may be its: it is not collected",
+                node.name
+            ));
+            continue;
+        }
         let suspected = instance.tag(tags::SUSPECT).and_then(|since| since.parse::<i64>().ok());
         let due = suspected.is_some_and(|since| since + seconds(policy.orphan_after) <= now.epoch());
         if due || !Rule::OrphansAreOld.kept() {

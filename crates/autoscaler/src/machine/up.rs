@@ -96,7 +96,10 @@ fn take_answers(course: &mut Course<'_>) {
             }
             Answer::LaunchRefused { slot, attempt, why } if current(slot, attempt).is_some() => {
                 course.says(format!("the launch of slot {slot} was refused: {why}"));
-                course.write(Change::Reap { slots: [(*slot, None)].into() });
+                // Once all are asked for, it is looked up: an earlier call may have launched it.
+                if planted::is("autoscaler_refusal_is_believed") {
+                    course.write(Change::Reap { slots: [(*slot, None)].into() });
+                }
             }
             _ => {}
         }
@@ -119,7 +122,7 @@ fn verify(course: &mut Course<'_>, action: &ActionId) {
             (SlotPhase::Launched, Some(id)) if has_joined(course, matches.node_of(id), late) => {
                 joins.insert(*number);
             }
-            (SlotPhase::Launched, Some(id)) if aborting => match may_serve(&matches, id, slot) {
+            (SlotPhase::Launched, Some(id)) if aborting => match may_serve(course, &matches, id, slot) {
                 Some(why) => {
                     course.says(format!("instance {id} is left alone: {why}"));
                     keeps.insert(*number);
@@ -128,10 +131,10 @@ fn verify(course: &mut Course<'_>, action: &ActionId) {
                     reaps.insert(*number, None);
                 }
             },
-            (SlotPhase::Planned, _) if aborting => {
+            (SlotPhase::Planned, _) if aborting || was_refused(course, *number, slot.attempt) => {
                 match launched_by(course, action, *number, slot.attempt) {
                     // Recorded, it is kept like any other.
-                    Some(id) if may_serve(&matches, &id, slot).is_some() => {
+                    Some(id) if !aborting || may_serve(course, &matches, &id, slot).is_some() => {
                         course.write(Change::Record { slot: *number, instance: id });
                     }
                     found => {
@@ -176,7 +179,7 @@ fn has_joined(course: &mut Course<'_>, node: Option<&Node>, late: bool) -> bool 
 
 /// Why the instance may be serving, though it was not seen to join. What we launched has the start-up taint
 /// until JOINED is durable; what an old writer launched never had one.
-fn may_serve(matches: &Matches<'_>, id: &InstanceId, slot: &Slot) -> Option<String> {
+fn may_serve(course: &Course<'_>, matches: &Matches<'_>, id: &InstanceId, slot: &Slot) -> Option<String> {
     if planted::is("autoscaler_serving_is_reaped") {
         return None;
     }
@@ -186,8 +189,19 @@ fn may_serve(matches: &Matches<'_>, id: &InstanceId, slot: &Slot) -> Option<Stri
     if let Some(node) = nodes.iter().find(|node| !node.startup_taint).filter(|_| tells) {
         return Some(format!("node {} takes pods; drain it by hand if it should go", node.name));
     }
-    let stranger = matches.serving_strangers().next().filter(|_| adopted && nodes.is_empty())?;
+    if !nodes.is_empty() {
+        return None;
+    }
+    let launched = course.observation.instance(id).map_or(0, |instance| instance.launched_epoch);
+    let stranger = matches.serving_strangers_since(launched - seconds(course.policy.skew)).next()?;
     Some(format!("node {} belongs to no known instance, and may be its", stranger.name))
+}
+
+/// Whether the launch of that attempt was refused in this tick.
+fn was_refused(course: &Course<'_>, number: u32, tried: u32) -> bool {
+    course.observation.answers.iter().any(|answer| {
+        matches!(answer, Answer::LaunchRefused { slot, attempt, .. } if *slot == number && *attempt == tried)
+    })
 }
 
 fn is_gone(course: &Course<'_>, id: &InstanceId) -> bool {
@@ -230,7 +244,17 @@ fn settle(course: &mut Course<'_>, action: &ActionId, matches: &Matches<'_>) {
     let mut settled = true;
     for (number, slot) in &slots {
         match (slot.phase, &slot.instance) {
-            (SlotPhase::Reaping, Some(id)) if !is_gone(course, id) => course.terminate(id),
+            (SlotPhase::Reaping, Some(id)) if !is_gone(course, id) => {
+                let ours = course.observation.instance(id).is_some_and(|seen| seen.origin().is_some());
+                match course.unendable(id).filter(|_| ours && !planted::is("autoscaler_reaps_for_ever")) {
+                    // It takes no pods, and its tags say what it is: it is collected once that is allowed.
+                    Some(why) => {
+                        course.says(format!("instance {id} may not be ended, and is left for later: {why}"));
+                        reaped.insert(*number);
+                    }
+                    None => course.terminate(id),
+                }
+            }
             (SlotPhase::Reaping, _) => {
                 reaped.insert(*number);
             }

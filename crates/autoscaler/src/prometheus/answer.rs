@@ -3,7 +3,7 @@
 //! Ages are taken on Prometheus' own clock, between the moment of the query and that of the sample, and only
 //! then brought to ours: a clock that is off, ours or theirs, makes nothing look fresh.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use tenure_backend::{Error, Result};
@@ -24,6 +24,13 @@ pub(super) struct Series {
     metric: BTreeMap<String, String>,
     /// When the query was evaluated, in seconds, and the value as text.
     value: (f64, String),
+}
+
+impl Series {
+    /// Prometheus' clock when it answered, in epoch seconds.
+    pub(super) fn asked_epoch(&self) -> i64 {
+        self.value.0 as i64
+    }
 }
 
 #[derive(Deserialize)]
@@ -104,24 +111,20 @@ pub(super) fn loads(
     Ok(loads)
 }
 
-/// The nodes that are ready by what was measured lately.
-pub(super) fn readiness(series: &[Series], settings: &Settings) -> Result<BTreeSet<String>> {
+/// Whether nodes are ready, by what was measured lately. One that was not is not among them.
+pub(super) fn readiness(series: &[Series], settings: &Settings) -> Result<BTreeMap<String, bool>> {
     let nodes = by_node(series, &settings.ready_label)?;
     let age_max = i64::try_from(settings.age_max.as_secs()).unwrap_or(i64::MAX);
-    let mut ready = BTreeSet::new();
-    let mut known = 0;
+    let mut known = BTreeMap::new();
     for (node, parts) in nodes {
         match (parts.value(part::READY), parts.age(part::READY_AT)) {
             (Some(value), Some(age)) if age <= age_max => {
-                known += 1;
-                if value >= 1.0 {
-                    ready.insert(node.to_owned());
-                }
+                known.insert(node.to_owned(), value >= 1.0);
             }
             _ => warn!(node, "whether a node is ready is not known lately"),
         }
     }
-    if known == 0 {
+    if known.is_empty() {
         return Err(Error::unavailable(format!(
             "Prometheus does not know of any node whether it is Ready (kube_node_status_condition, not older than \
              {:?}): is kube-state-metrics scraped, with the node's name in label `{}`{}?",
@@ -130,7 +133,7 @@ pub(super) fn readiness(series: &[Series], settings: &Settings) -> Result<BTreeS
             shown(settings)
         )));
     }
-    Ok(ready)
+    Ok(known)
 }
 
 /// What was said of one node, by part, with the moment it was said at.
@@ -260,9 +263,10 @@ mod tests {
         assert_eq!(error.kind(), Kind::Unavailable, "old news is no news");
         assert!(error.chain().contains("kube-state-metrics"), "{error:?}");
         all.extend(node("not", "0", "1730000000"));
-        assert_eq!(readiness(&all, &settings).unwrap(), BTreeSet::new(), "that is known");
+        assert_eq!(readiness(&all, &settings).unwrap(), [("not".to_owned(), false)].into());
         all.extend(node("ready", "1", "1729999950"));
-        assert_eq!(readiness(&all, &settings).unwrap(), ["ready".to_owned()].into());
+        let known = [("not".to_owned(), false), ("ready".to_owned(), true)];
+        assert_eq!(readiness(&all, &settings).unwrap(), known.into(), "of the old one nothing is known");
     }
 
     #[test]

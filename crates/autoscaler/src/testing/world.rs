@@ -23,8 +23,9 @@ use crate::machine::Manner;
 use crate::observation::{
     CordonMark, Instance, InstanceState, LaunchOrder, Load, Node, Pod, PodOwner, Resources, tags,
 };
+use crate::placement::Placement;
 use crate::policy::Policy;
-use crate::ports::{Cloud, Cluster, Ended, Evicted, Launch, Measures, Metrics, Patched};
+use crate::ports::{Backlog, Cloud, Cluster, Ended, Evicted, Launch, Measures, Metrics, Patched};
 use crate::rows::{self, STATE_TABLE, state_key};
 use crate::state::{ActionId, InstanceId, State};
 
@@ -69,6 +70,10 @@ struct Inner {
     never_join: BTreeSet<u64>,
     shortages: BTreeSet<String>,
     refused: Option<(Kind, &'static str)>,
+    /// How far the consumers are behind.
+    behind: Option<Duration>,
+    /// Launches that are not answered, and do not land.
+    lost_launches: u32,
     budget_lies: bool,
     ready_after: i64,
     budget_blocks_until: i64,
@@ -123,6 +128,8 @@ impl World {
                 never_join: BTreeSet::new(),
                 shortages: BTreeSet::new(),
                 refused: None,
+                behind: Some(Duration::ZERO),
+                lost_launches: 0,
                 budget_lies: false,
                 ready_after: 0,
                 budget_blocks_until: 0,
@@ -249,6 +256,38 @@ impl World {
         } else {
             inner.shortages.remove(subnet);
         }
+    }
+
+    /// So far the consumers are behind; none says that nobody knows.
+    pub fn set_behind(&self, behind: Option<Duration>) {
+        self.lock().behind = behind;
+    }
+
+    /// What a pod asks of its node.
+    pub fn place_pods(&self, is_placed: impl Fn(&Pod) -> bool, placement: &Placement) {
+        let mut inner = self.lock();
+        for pod in inner.pods.values_mut().filter(|pod| is_placed(pod)) {
+            pod.placement = placement.clone();
+        }
+    }
+
+    /// Gives a node a label.
+    pub fn label(&self, node: &str, name: &str, value: &str) {
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            node.labels.insert(name.to_owned(), value.to_owned());
+        }
+    }
+
+    /// Somebody removes a node's start-up taint.
+    pub fn serve(&self, node: &str) {
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            node.startup_taint = false;
+        }
+    }
+
+    /// So many launches are not answered, and have not landed yet.
+    pub fn lose_launches(&self, count: u32) {
+        self.lock().lost_launches = count;
     }
 
     /// Launches are refused with this kind of error, or not any more.
@@ -393,7 +432,7 @@ impl World {
     }
 
     /// Calls of that name (`terminate`, `tag`, `cordon`, `release`, `untaint`, `evict`) on that instance, node
-    /// or pod are denied before that epoch second.
+    /// or pod are denied before that epoch second; `end` is what the cloud says when it is asked beforehand.
     pub fn deny(&self, call: &'static str, target: &str, until: i64) {
         self.lock().denied.insert((call, target.to_owned()), until);
     }
@@ -539,7 +578,13 @@ impl World {
 
     fn edge(&self, gate: &Gate, is_old: bool) -> Ports {
         let edge = Arc::new(Edge { world: self.clone(), gate: gate.clone(), is_old });
-        Ports { store: edge.clone(), cloud: edge.clone(), cluster: edge.clone(), metrics: edge }
+        Ports {
+            store: edge.clone(),
+            cloud: edge.clone(),
+            cluster: edge.clone(),
+            metrics: edge.clone(),
+            backlog: Some(edge),
+        }
     }
 
     /// Time and randomness of an executor.
@@ -640,6 +685,8 @@ impl Inner {
             cordoned_by: None,
             released_by: None,
             allocatable,
+            labels: BTreeMap::new(),
+            taints: Vec::new(),
         }
     }
 
@@ -654,6 +701,7 @@ impl Inner {
             requests,
             owner,
             local_storage: false,
+            placement: Placement::default(),
         };
         self.pods.insert(pod.uid.clone(), pod);
     }
@@ -778,6 +826,14 @@ impl Inner {
 
     fn launch(&mut self, order: &LaunchOrder, by_old: bool) -> Result<Launch> {
         self.changes += 1;
+        if self.lost_launches > 0 {
+            self.lost_launches -= 1;
+            return Err(Error::new(Kind::Unknown, "injected: no answer"));
+        }
+        // Also of a token that is known: an account's limits and rights are looked at first.
+        if let Some((kind, what)) = self.refused {
+            return Err(Error::new(kind, what));
+        }
         if let Some(id) = self.tokens.get(&order.token) {
             let same = self.machines.get(id).is_some_and(|machine| {
                 order.tags.iter().all(|(name, value)| machine.instance.tag(name) == Some(value))
@@ -789,9 +845,6 @@ impl Inner {
                     "the client token was used with other parameters: look the instance up by tag",
                 ))
             };
-        }
-        if let Some((kind, what)) = self.refused {
-            return Err(Error::new(kind, what));
         }
         if self.shortages.contains(&order.place.subnet) {
             return Ok(Launch::NoCapacity("InsufficientInstanceCapacity".to_owned()));
@@ -873,6 +926,14 @@ impl Cloud for Edge {
     async fn launch(&self, _by: Monotonic, order: &LaunchOrder) -> Result<Launch> {
         let call = async { self.world.at_now().launch(order, self.is_old) };
         self.gate.pass("launch", true, call).await
+    }
+
+    async fn why_not_end(&self, _by: Monotonic, id: &InstanceId) -> Result<Option<String>> {
+        let call = async {
+            let inner = self.world.at_now();
+            Ok(inner.permits("end", id.as_str()).err().map(|error| error.chain()))
+        };
+        self.gate.pass("why not end", false, call).await
     }
 
     async fn terminate(&self, _by: Monotonic, id: &InstanceId) -> Result<Ended> {
@@ -1048,24 +1109,32 @@ impl Metrics for Edge {
                         .filter(|name| !inner.hidden_loads.contains(*name))
                         .map(|name| (name.clone(), load))
                         .collect(),
-                    wanted_by_lag: None,
+                    asked_epoch: Some(inner.now),
                 }),
             }
         };
         self.gate.pass("measures", false, call).await
     }
 
-    async fn ready_nodes(&self, _by: Monotonic) -> Result<BTreeSet<String>> {
+    async fn readiness(&self, _by: Monotonic) -> Result<BTreeMap<String, bool>> {
         let call = async {
             let inner = self.world.at_now();
             match inner.measuring {
                 Measuring::Failing => return Err(Error::unavailable("injected: no metrics")),
-                Measuring::Empty => return Ok(BTreeSet::new()),
+                Measuring::Empty => return Ok(BTreeMap::new()),
                 Measuring::Fresh | Measuring::Stale => {}
             }
-            Ok(inner.nodes.values().filter(|node| node.ready).map(|node| node.name.clone()).collect())
+            let known = inner.nodes.values().filter(|node| !inner.hidden_loads.contains(&node.name));
+            Ok(known.map(|node| (node.name.clone(), node.ready)).collect())
         };
-        self.gate.pass("ready nodes", false, call).await
+        self.gate.pass("readiness", false, call).await
+    }
+}
+
+#[async_trait]
+impl Backlog for Edge {
+    async fn behind(&self, _by: Monotonic) -> Result<Option<Duration>> {
+        Ok(self.world.at_now().behind)
     }
 }
 
