@@ -1,10 +1,10 @@
-//! The API server of Kubernetes, compiled from Debian's source package, and Debian's etcd.
+//! The API server and the scheduler of Kubernetes, compiled from Debian's source package, and Debian's etcd.
 //!
 //! Debian carries the sources and no binary. The machine's own package sources tell where they are: a private
 //! list of source packages is derived from them, so the machine's own lists stay as they are, and no file here
 //! names a host. etcd is unpacked and not installed: the package would start a server of its own.
 //!
-//! The folder appears when both programs are in it. It takes ten minutes of one processor, once per machine.
+//! The folder appears when all programs are in it. It takes ten minutes of one processor, once per machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,12 +19,13 @@ use crate::setup::debian::unpack_package;
 
 /// What Debian 12 carries.
 const VERSION: &str = "1.20.2";
-const PROGRAMS: [&str; 2] = ["kube-apiserver", "etcd"];
+const COMPILED: [&str; 2] = ["kube-apiserver", "kube-scheduler"];
+const ETCD: &str = "etcd";
 
-/// The folder with `kube-apiserver` and `etcd`, if it was set up.
+/// The folder with all programs, if it was set up.
 pub(crate) fn programs(cache: &Cache) -> Option<PathBuf> {
     let folder = cache.kubernetes(VERSION);
-    PROGRAMS.iter().all(|program| folder.join(program).is_file()).then_some(folder)
+    COMPILED.iter().chain([&ETCD]).all(|program| folder.join(program).is_file()).then_some(folder)
 }
 
 pub(super) fn is_there(cache: &Cache) -> bool {
@@ -55,14 +56,20 @@ pub(super) fn build(cache: &Cache) -> Result<()> {
     unpack_etcd(&work, &bin, &step)?;
     step.done("unpacked");
 
-    let step = Step::begin("build kube-apiserver (ten minutes of one processor)");
+    let step = Step::begin("build kube-apiserver and kube-scheduler (ten minutes of one processor)");
     let tree = unpack(&work, &tarball, &step)?;
     mend(&work, &tree, &step)?;
     compile(&tree, &step)?;
-    let built = tree.join("_output/bin/kube-apiserver");
-    fs::copy(&built, bin.join("kube-apiserver")).with_context(|| format!("copy {}", built.display()))?;
+    for program in COMPILED {
+        let built = tree.join("_output/bin").join(program);
+        fs::copy(&built, bin.join(program)).with_context(|| format!("copy {}", built.display()))?;
+    }
     step.done("built");
 
+    // An earlier version of this knew fewer programs.
+    if folder.exists() {
+        fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+    }
     fs::rename(&bin, &folder).with_context(|| format!("move the programs to {}", folder.display()))?;
     // Two gigabytes that nobody needs any more.
     fs::remove_dir_all(&work).with_context(|| format!("remove {}", work.display()))
@@ -140,7 +147,7 @@ fn codename(release: &str) -> Option<&str> {
 
 fn unpack_etcd(work: &Path, bin: &Path, step: &Step) -> Result<()> {
     let etcd = unpack_package("etcd-server", work, step)?.join("usr/bin/etcd");
-    fs::copy(&etcd, bin.join("etcd")).with_context(|| format!("copy {}", etcd.display()))?;
+    fs::copy(&etcd, bin.join(ETCD)).with_context(|| format!("copy {}", etcd.display()))?;
     Ok(())
 }
 
@@ -176,13 +183,14 @@ fn mend(work: &Path, tree: &Path, step: &Step) -> Result<()> {
 fn compile(tree: &Path, step: &Step) -> Result<()> {
     // Behind everything else on this machine: it is in nobody's way.
     let mut make = Command::new("nice");
-    make.args(["-n", "19", "make", "WHAT=cmd/kube-apiserver"]).current_dir(tree);
+    let what = COMPILED.map(|program| format!("cmd/{program}")).join(" ");
+    make.args(["-n", "19", "make", &format!("WHAT={what}")]).current_dir(tree);
     make.env("GOPATH", tree.join(".go")).env("HOME", tree.join("home"));
     // Everything that it needs is in the sources.
     make.env("GOPROXY", "off").env("CGO_ENABLED", "0");
     // A developer's own would change what is built.
     make.env_remove("GOFLAGS").env_remove("MAKEFLAGS");
-    child::run_quietly(&mut make, step).context("compile kube-apiserver")
+    child::run_quietly(&mut make, step).context("compile kube-apiserver and kube-scheduler")
 }
 
 #[cfg(test)]
