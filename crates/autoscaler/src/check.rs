@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use crate::state::{Action, InstanceId, Legacy, SlotPhase, State};
 
 /// By how much clocks may differ before an epoch in the future is remarkable.
-const CLOCKS_APART_SECONDS: i64 = 300;
+pub(crate) const CLOCKS_APART_SECONDS: i64 = 300;
 /// No action takes so long.
-const LOCK_SECONDS_MAX: i64 = 86_400;
+pub(crate) const LOCK_SECONDS_MAX: i64 = 86_400;
 /// DynamoDB keeps items of 400 KB; beyond this one it is time to look.
 const ITEM_BYTES_ALARM: usize = 300_000;
 

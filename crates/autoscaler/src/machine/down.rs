@@ -146,7 +146,7 @@ fn doubt(course: &Course<'_>, planned: &DownNode, world: &Seen<'_>, own: &[&Node
     Some(format!("pods are still on node {name}, which is not listed"))
 }
 
-pub(super) fn may_be_evicted(pod: &Pod, policy: &Policy) -> bool {
+pub(crate) fn may_be_evicted(pod: &Pod, policy: &Policy) -> bool {
     use crate::observation::PodOwner;
     (pod.owner != PodOwner::Nobody || policy.evict_unmanaged)
         && (!pod.local_storage || policy.evict_local_storage)
