@@ -1,15 +1,24 @@
 //! `tenure autoscale`: scales a cluster, and shows the state and the log of that.
 //!
-//! - `state.rs` shows the item, checks it, and gives it the form of this version.
-//! - `log.rs` shows what happened.
-//! - `run.rs` decides and acts, on what `edges.rs` connects to.
+//! - `state.rs` shows the item, checks and mends it, and gives it the form of this version.
+//! - `log.rs` shows what happened, `explain.rs` why, `trial.rs` what another policy would have done.
+//! - `run.rs` decides and acts, on what `edges.rs` connects to; `plan.rs` only says what it would do.
+//! - `upkeep.rs` is what a person does by hand.
 
 #[cfg(feature = "autoscaler")]
 mod edges;
+mod explain;
 mod log;
+#[cfg(feature = "autoscaler")]
+mod plan;
 #[cfg(feature = "autoscaler")]
 mod run;
 mod state;
+mod trial;
+#[cfg(feature = "autoscaler")]
+mod upkeep;
+#[cfg(feature = "autoscaler")]
+mod write_text;
 
 use std::process::ExitCode;
 
@@ -51,13 +60,27 @@ enum Verb {
     /// Decide and act, once or again and again
     #[cfg(feature = "autoscaler")]
     Run(run::Args),
-    /// Show what a tick would do first, and why; nothing is changed
+    /// Show what a tick would do, and why; nothing is changed
     #[cfg(feature = "autoscaler")]
     #[command(after_help = "\
+The decision, its reasons, what is in the way, the exact writes with their conditions, and the first calls after
+them. What follows depends on what those calls answer.
+
 Examples:
   tenure autoscale plan
-  tenure autoscale plan --json | jq .effects")]
+  tenure autoscale plan --json | jq '.decision, .blockers'")]
     Plan,
+    /// Say why a node, a pod or an action is treated as it is
+    Explain(explain::Args),
+    /// Empty one node and end its instance, or only say what is in the way
+    #[cfg(feature = "autoscaler")]
+    Drain(upkeep::DrainArgs),
+    /// Collect what ended actions left behind
+    #[cfg(feature = "autoscaler")]
+    Gc(upkeep::GcArgs),
+    /// Make an instance one of the cluster, by its tag
+    #[cfg(feature = "autoscaler")]
+    Adopt(upkeep::AdoptArgs),
     /// Look at the state item
     State(state::Args),
     /// Let nothing new begin; what is under way is finished
@@ -76,6 +99,10 @@ Examples:
     Resume,
     /// Show what happened, oldest first
     Log(log::Args),
+    /// Try a policy on a trace of demand, on paper
+    Simulate(trial::SimulateArgs),
+    /// Show the actions of the log, check them, and try a policy on what they met
+    Replay(trial::ReplayArgs),
 }
 
 impl Args {
@@ -96,6 +123,8 @@ impl Args {
         match &self.verb {
             #[cfg(feature = "autoscaler")]
             Verb::Run(args) => args.is_long_running(),
+            #[cfg(feature = "autoscaler")]
+            Verb::Drain(args) => !args.dry_run,
             _ => false,
         }
     }
@@ -104,11 +133,15 @@ impl Args {
     pub(crate) const fn only_looks(&self) -> bool {
         match &self.verb {
             Verb::State(args) => args.only_looks(),
-            Verb::Log(_) => true,
+            Verb::Log(_) | Verb::Explain(_) | Verb::Simulate(_) | Verb::Replay(_) => true,
             #[cfg(feature = "autoscaler")]
             Verb::Plan => true,
             #[cfg(feature = "autoscaler")]
-            Verb::Run(_) => false,
+            Verb::Drain(args) => args.dry_run,
+            #[cfg(feature = "autoscaler")]
+            Verb::Gc(args) => args.dry_run,
+            #[cfg(feature = "autoscaler")]
+            Verb::Run(_) | Verb::Adopt(_) => false,
             Verb::Pause | Verb::Resume => false,
         }
     }
@@ -120,7 +153,16 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         #[cfg(feature = "autoscaler")]
         Verb::Run(args) => Box::pin(run::run(&args, context)).await,
         #[cfg(feature = "autoscaler")]
-        Verb::Plan => Box::pin(run::plan(context)).await,
+        Verb::Plan => Box::pin(plan::run(context)).await,
+        Verb::Explain(args) => Box::pin(explain::run(&args, context)).await,
+        #[cfg(feature = "autoscaler")]
+        Verb::Drain(args) => Box::pin(upkeep::drain(&args, context)).await,
+        #[cfg(feature = "autoscaler")]
+        Verb::Gc(args) => Box::pin(upkeep::gc(&args, context)).await,
+        #[cfg(feature = "autoscaler")]
+        Verb::Adopt(args) => Box::pin(upkeep::adopt(&args, context)).await,
+        Verb::Simulate(args) => trial::simulate(&args, context),
+        Verb::Replay(args) => trial::replay(&args, &book(context).await?, context).await,
         Verb::State(args) => state::run(&args, &book(context).await?, context).await,
         Verb::Pause => pause(true, &book(context).await?, context).await,
         Verb::Resume => pause(false, &book(context).await?, context).await,

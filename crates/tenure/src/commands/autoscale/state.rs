@@ -1,4 +1,4 @@
-//! `tenure autoscale state show | check | migrate`.
+//! `tenure autoscale state show | check | migrate | repair`.
 
 use std::process::ExitCode;
 
@@ -50,12 +50,26 @@ The first tick of an executor does the same. Older autoscalers on the same table
 Examples:
   tenure autoscale state migrate")]
     Migrate,
+    /// Mend what is wrong with it and has one meaning; say what is left to do
+    #[command(after_help = "\
+A number that was stored as text, a flag that an action contradicts, what is left of a plan that nobody carries on, an
+epoch that lies ahead: such things are mended in one write, on the condition that the item is as it was read. What
+has no plain meaning is told and left. Exit status 1 if something is left to do.
+
+Examples:
+  tenure autoscale state repair --dry-run
+  tenure autoscale state repair")]
+    Repair {
+        /// Only say what would be mended
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 impl Args {
     /// Whether nothing is changed.
     pub(super) const fn only_looks(&self) -> bool {
-        matches!(self.verb, Verb::Show | Verb::Check)
+        matches!(self.verb, Verb::Show | Verb::Check | Verb::Repair { dry_run: true })
     }
 }
 
@@ -63,6 +77,7 @@ pub(super) async fn run(args: &Args, book: &Book, context: &Context) -> anyhow::
     match args.verb {
         Verb::Show => show(&read(book, context).await?, context),
         Verb::Check => check(&read(book, context).await?, context),
+        Verb::Repair { dry_run } => repair(dry_run, book, context).await,
         Verb::Migrate => {
             book.migrate().await.map_err(misuse_if_invalid).context("write the state item")?;
             let state = book.state().await.map_err(misuse_if_invalid)?;
@@ -74,6 +89,32 @@ pub(super) async fn run(args: &Args, book: &Book, context: &Context) -> anyhow::
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+async fn repair(dry_run: bool, book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
+    let repaired = book.repair(dry_run).await.map_err(misuse_if_invalid).context("repair the state item")?;
+    let Some(repair) = repaired else {
+        context.out.say(
+            || json!({ "mended": [], "left": [] }),
+            || "there is no state item yet; the first tick makes it".to_owned(),
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    if context.out.is_json() {
+        context.out.json_line(&json!({ "dryRun": dry_run, "mended": repair.mended, "left": repair.left }))?;
+    } else {
+        let verb = if dry_run { "would mend" } else { "mended" };
+        for what in &repair.mended {
+            context.out.line(&format!("{verb}: {}", one_line(what)))?;
+        }
+        for what in &repair.left {
+            context.out.line(&format!("left to do: {}", one_line(what)))?;
+        }
+        if repair.mended.is_empty() && repair.left.is_empty() {
+            context.out.line("nothing to mend")?;
+        }
+    }
+    Ok(if repair.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 async fn read(book: &Book, context: &Context) -> anyhow::Result<Option<Item>> {
