@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use serde_json::json;
+use tenure_autoscaler::state::{Interrupt, InterruptKind};
 use tenure_autoscaler::{Book, Places};
 
 use crate::context::Context;
@@ -92,6 +93,24 @@ Examples:
   tenure autoscale pause
   tenure autoscale pause --store 'dynamodb:?region=eu-west-1' --state-table my-state")]
     Pause,
+    /// Tell that the cloud will take an instance away, so that another is added for it
+    #[command(after_help = "\
+The Lambda does this for every spot interruption and rebalance recommendation that it hears of. Elsewhere, let
+whatever hears of them call it. Telling it twice is telling it once; an instance of another cluster does no harm,
+and is forgotten after the next action.
+
+Examples:
+  tenure autoscale interrupt i-0123456789abcdef0
+  tenure autoscale interrupt i-0123456789abcdef0 --kind rebalance")]
+    Interrupt {
+        /// The instance's id
+        #[arg(value_name = "INSTANCE", value_parser = instance_id)]
+        instance: String,
+
+        /// Why
+        #[arg(long, value_enum, default_value = "spot")]
+        kind: InterruptBy,
+    },
     /// Let actions begin again
     #[command(after_help = "\
 Examples:
@@ -103,6 +122,21 @@ Examples:
     Simulate(trial::SimulateArgs),
     /// Show the actions of the log, check them, and try a policy on what they met
     Replay(trial::ReplayArgs),
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum InterruptBy {
+    /// Its spot capacity is taken back
+    Spot,
+    /// The cloud advises to move away
+    Rebalance,
+}
+
+/// Anything else would stay in the inbox for nothing.
+fn instance_id(text: &str) -> Result<String, String> {
+    let digits = text.strip_prefix("i-").unwrap_or_default();
+    let is_id = matches!(digits.len(), 8 | 17) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_id.then(|| text.to_owned()).ok_or_else(|| "write it like i-0123456789abcdef0".to_owned())
 }
 
 impl Args {
@@ -142,7 +176,7 @@ impl Args {
             Verb::Gc(args) => args.dry_run,
             #[cfg(feature = "autoscaler")]
             Verb::Run(_) | Verb::Adopt(_) => false,
-            Verb::Pause | Verb::Resume => false,
+            Verb::Pause | Verb::Resume | Verb::Interrupt { .. } => false,
         }
     }
 }
@@ -164,6 +198,9 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         Verb::Simulate(args) => trial::simulate(&args, context),
         Verb::Replay(args) => trial::replay(&args, &book(context).await?, context).await,
         Verb::State(args) => state::run(&args, &book(context).await?, context).await,
+        Verb::Interrupt { instance, kind } => {
+            interrupt(&instance, kind, &book(context).await?, context).await
+        }
         Verb::Pause => pause(true, &book(context).await?, context).await,
         Verb::Resume => pause(false, &book(context).await?, context).await,
         Verb::Log(args) => log::run(&args, &book(context).await?, context).await,
@@ -204,5 +241,27 @@ async fn pause(paused: bool, book: &Book, context: &Context) -> anyhow::Result<E
         false => "resumed: actions may begin again",
     };
     context.out.say(|| json!({ "paused": paused }), || said.to_owned())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn interrupt(
+    instance: &str,
+    kind: InterruptBy,
+    book: &Book,
+    context: &Context,
+) -> anyhow::Result<ExitCode> {
+    let kind = match kind {
+        InterruptBy::Spot => InterruptKind::Spot,
+        InterruptBy::Rebalance => InterruptKind::Rebalance,
+    };
+    let interrupt = Interrupt { kind, at: context.env.clock.wall().as_seconds() };
+    book.interrupt(&instance.into(), interrupt)
+        .await
+        .map_err(misuse_if_invalid)
+        .context("write the state item")?;
+    context.out.say(
+        || json!({ "instance": instance, "kind": kind.name() }),
+        || format!("{instance} will be taken away: the next tick adds another"),
+    )?;
     Ok(ExitCode::SUCCESS)
 }
