@@ -14,6 +14,7 @@
 //!   ec2.rs                    instances by the AWS SDK         (feature `ec2`)
 //!   edges.rs                  all three together
 //!   backlog.rs                how far consumers are behind     (feature `backlog`)
+//!   settings.rs               what an operator writes          (feature `settings`)
 //! ```
 
 #[cfg(feature = "backlog")]
@@ -23,7 +24,7 @@ pub mod change;
 pub mod check;
 #[cfg(feature = "ec2")]
 pub mod ec2;
-#[cfg(all(feature = "ec2", feature = "kubernetes", feature = "prometheus"))]
+#[cfg(feature = "edges")]
 mod edges;
 mod executor;
 #[cfg(any(feature = "ec2", feature = "kubernetes"))]
@@ -40,13 +41,15 @@ pub mod ports;
 pub mod prometheus;
 pub mod rows;
 pub mod rules;
+#[cfg(feature = "settings")]
+pub mod settings;
 pub mod state;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
 pub use book::{Book, Places};
-#[cfg(all(feature = "ec2", feature = "kubernetes", feature = "prometheus"))]
+#[cfg(feature = "edges")]
 pub use edges::Edges;
 pub use executor::{Builder, Executor, Ports, Tick};
 pub use machine::{Effect, Needs, Now, Step, needs, step};
