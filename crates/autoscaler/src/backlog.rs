@@ -54,10 +54,59 @@ impl Backlog for Consumers {
     }
 }
 
+/// Whose lag counts, and from when on the silence of one does not hide what another says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Behind {
+    /// Streams and the applications that read them.
+    pub of: Vec<(String, String)>,
+    /// As the policy's `lag_max`: who is further behind than this is reason enough to add a worker.
+    pub enough: Duration,
+}
+
+impl Behind {
+    /// Those who tell, in this store. Nothing is read yet.
+    #[must_use]
+    pub fn told(&self, store: &Arc<dyn Store>, env: &Env) -> Furthest {
+        let one = |(stream, app): &(String, String)| {
+            Consumers::new(store.clone(), stream, app, Settings::default(), env)
+        };
+        Furthest { of: self.of.iter().map(one).collect(), enough: self.enough }
+    }
+}
+
+/// The one of several applications that is furthest behind.
+///
+/// While one of them is silent it is unknown, and nothing is taken away: unless another is so far behind that a
+/// worker is needed whatever the silent one would say.
+#[derive(Debug)]
+pub struct Furthest {
+    of: Vec<Consumers>,
+    enough: Duration,
+}
+
+#[async_trait]
+impl Backlog for Furthest {
+    async fn behind(&self, by: Monotonic) -> Result<Option<Duration>> {
+        let (mut furthest, mut silent, mut failed) = (None, false, None);
+        for consumers in &self.of {
+            match consumers.behind(by).await {
+                Ok(Some(behind)) => furthest = furthest.max(Some(behind)),
+                Ok(None) => silent = true,
+                Err(error) => failed = Some(error),
+            }
+        }
+        match (furthest, failed) {
+            (Some(behind), _) if behind > self.enough => Ok(Some(behind)),
+            (_, Some(error)) => Err(error),
+            (furthest, None) => Ok(furthest.filter(|_| !silent)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tenure_clock::{Entropy, ManualTime, WallTime};
-    use tenure_leases::capacity::{Behind, Ours, Place, Target, table_spec};
+    use tenure_leases::capacity::{Behind as Said, Ours, Place, Target, table_spec};
     use tenure_store::Memory;
 
     use super::*;
@@ -73,17 +122,43 @@ mod tests {
         let never = Monotonic::NEVER;
         assert_eq!(consumers.behind(never).await.unwrap(), None, "no table: nobody knows");
         store.ensure_table(never, &table_spec("workers")).await.unwrap();
-        let says = async |worker: &str, behind: Option<Behind>| {
+        let says = async |worker: &str, behind: Option<Said>| {
             let ours = Ours { incarnation: Some("i".into()), behind, ..Ours::default() };
             let row = place.row(worker.into(), Target::of(4, 2, 80), env.clock.wall(), ours);
             store.write(never, &place.save(row)).await.unwrap();
         };
         says("silent", None).await;
         assert_eq!(consumers.behind(never).await.unwrap(), None, "unknown is not none");
-        says("old", Some(Behind { ms: 900_000, at: 1_730_000_000 - 121 })).await;
+        says("old", Some(Said { ms: 900_000, at: 1_730_000_000 - 121 })).await;
         assert_eq!(consumers.behind(never).await.unwrap(), None);
-        says("a", Some(Behind { ms: 1_000, at: 1_730_000_000 })).await;
-        says("b", Some(Behind { ms: 7_500, at: 1_730_000_000 - 100 })).await;
+        says("a", Some(Said { ms: 1_000, at: 1_730_000_000 })).await;
+        says("b", Some(Said { ms: 7_500, at: 1_730_000_000 - 100 })).await;
         assert_eq!(consumers.behind(never).await.unwrap(), Some(Duration::from_millis(7_500)));
+    }
+
+    #[tokio::test]
+    async fn of_several_the_silent_one_is_unknown_unless_another_is_far_behind() {
+        let time = ManualTime::starting_at(WallTime::from_millis(1_730_000_000_000));
+        let env = Env { clock: Arc::new(time.clock()), entropy: Entropy::seeded(1) };
+        let memory = Arc::new(Memory::new(&env));
+        let store: Arc<dyn Store> = memory.clone();
+        let of = vec![("orders".to_owned(), "billing".to_owned()), ("orders".to_owned(), "audit".to_owned())];
+        let all = Behind { of, enough: Duration::from_secs(60) }.told(&store, &env);
+        let never = Monotonic::NEVER;
+        store.ensure_table(never, &table_spec("orders_meta")).await.unwrap();
+        let says = async |app: &str, seconds: u64| {
+            let place = Place { table: "orders_meta".into(), stream: "orders".into(), app: app.into() };
+            let behind = Some(Said { ms: seconds * 1000, at: 1_730_000_000 });
+            let ours = Ours { incarnation: Some("i".into()), behind, ..Ours::default() };
+            let row = place.row(format!("{app}-1"), Target::of(4, 2, 80), env.clock.wall(), ours);
+            store.write(never, &place.save(row)).await.unwrap();
+        };
+        says("billing", 30).await;
+        assert_eq!(all.behind(never).await.unwrap(), None, "audit says nothing");
+        says("billing", 61).await;
+        assert_eq!(all.behind(never).await.unwrap(), Some(Duration::from_secs(61)), "enough to know");
+        says("audit", 20).await;
+        says("billing", 10).await;
+        assert_eq!(all.behind(never).await.unwrap(), Some(Duration::from_secs(20)), "all said so");
     }
 }

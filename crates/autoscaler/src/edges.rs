@@ -8,8 +8,8 @@ use tenure_backend::{Env, Error, Result};
 use tenure_clock::Monotonic;
 use tenure_store::Store;
 
-use crate::ports::{Measures, Metrics};
-use crate::{Ports, ec2, kubernetes, prometheus};
+use crate::ports::{Backlog, Measures, Metrics};
+use crate::{Ports, backlog, ec2, kubernetes, prometheus};
 
 /// What to connect to.
 #[derive(Debug, Clone)]
@@ -20,6 +20,8 @@ pub struct Edges {
     pub cluster: kubernetes::Settings,
     /// Where loads are measured. Without it they are unknown, and nothing is ever taken away.
     pub metrics: Option<prometheus::Settings>,
+    /// Whose lag counts. Without it nobody is asked.
+    pub behind: Option<backlog::Behind>,
 }
 
 impl Edges {
@@ -39,7 +41,9 @@ impl Edges {
             }
             None => Arc::new(Unmeasured),
         };
-        Ok(Ports { store, cloud: Arc::new(cloud), cluster: Arc::new(cluster), metrics, backlog: None })
+        let told = |behind: &backlog::Behind| -> Arc<dyn Backlog> { Arc::new(behind.told(&store, env)) };
+        let backlog = self.behind.as_ref().map(told);
+        Ok(Ports { store, cloud: Arc::new(cloud), cluster: Arc::new(cluster), metrics, backlog })
     }
 }
 

@@ -16,6 +16,7 @@
 //!   backlog.rs                how far consumers are behind     (feature `backlog`)
 //!   trial.rs                  a policy on a trace of demand, on paper
 //!   check.rs · repair.rs      what is wrong with an item, and mending it
+//!   settings.rs               what an operator writes          (feature `settings`)
 //! ```
 
 #[cfg(feature = "backlog")]
@@ -25,7 +26,7 @@ pub mod change;
 pub mod check;
 #[cfg(feature = "ec2")]
 pub mod ec2;
-#[cfg(all(feature = "ec2", feature = "kubernetes", feature = "prometheus"))]
+#[cfg(feature = "edges")]
 mod edges;
 mod executor;
 #[cfg(any(feature = "ec2", feature = "kubernetes"))]
@@ -43,6 +44,8 @@ pub mod prometheus;
 pub mod repair;
 pub mod rows;
 pub mod rules;
+#[cfg(feature = "settings")]
+pub mod settings;
 pub mod state;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
@@ -50,7 +53,7 @@ pub mod testing;
 pub mod trial;
 
 pub use book::{Book, Places};
-#[cfg(all(feature = "ec2", feature = "kubernetes", feature = "prometheus"))]
+#[cfg(feature = "edges")]
 pub use edges::Edges;
 pub use executor::{Adopted, Builder, DrainCheck, Executor, Leftovers, Plan, Planned, Ports, Tick};
 pub use machine::{Effect, Needs, Now, Step, needs, step};

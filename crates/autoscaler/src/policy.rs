@@ -116,60 +116,85 @@ impl Policy {
     /// # Errors
     /// `Invalid`, naming the setting and what to give.
     pub fn validate(&self) -> Result<()> {
-        let refuse = |what: String| Err(Error::invalid(what));
+        self.check().map_err(|(name, what)| Error::invalid(format!("{name}: {what}")))
+    }
+
+    /// The setting that cannot be carried out, by its name, and what to give.
+    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.cluster.is_empty() {
-            return refuse("the cluster has no name: give the one that its instances are tagged with".into());
+            return Err(("cluster", "no name: give the one that its instances are tagged with".to_owned()));
         }
         if self.workers_min > self.workers_max {
-            return refuse(format!(
-                "at least {} workers and at most {} cannot both be: lower the one or raise the other",
-                self.workers_min, self.workers_max
+            let (least, most) = (self.workers_min, self.workers_max);
+            return Err((
+                "workers_max",
+                format!("{most} is less than workers_min, {least}: lower the one or raise the other"),
             ));
         }
         for (name, count) in [("up_max", self.up_max), ("down_max", self.down_max)] {
             if count == 0 || count as usize > TARGETS_MAX {
-                return refuse(format!("{name} is {count}: give 1 to {TARGETS_MAX}"));
+                return Err((name, format!("{count}: give 1 to {TARGETS_MAX}")));
             }
         }
         if self.places.is_empty() || self.places.len() > PLACES_MAX {
-            return refuse(format!(
-                "there are {} places to launch at: give 1 to {PLACES_MAX}",
-                self.places.len()
+            return Err((
+                "subnets",
+                format!(
+                    "{} places to launch at, each subnet counted for each market: give 1 to {PLACES_MAX}",
+                    self.places.len()
+                ),
             ));
         }
-        if self.worker.cpu_millis == 0 || self.worker.memory_mib == 0 {
-            return refuse(
-                "a worker without CPU or memory takes no pod: give what the instance type has".into(),
-            );
+        for (name, has) in
+            [("worker_cpu_millis", self.worker.cpu_millis), ("worker_memory", self.worker.memory_mib)]
+        {
+            if has == 0 {
+                return Err((
+                    name,
+                    "a worker without it takes no pod: give what the instance type has".to_owned(),
+                ));
+            }
         }
         for (name, percent) in [("idle_percent", self.idle_percent), ("busy_percent", self.busy_percent)] {
             if percent == 0 || percent > 100 {
-                return refuse(format!("{name} is {percent}: give 1 to 100"));
+                return Err((name, format!("{percent}: give 1 to 100")));
             }
         }
         if self.idle_percent >= self.busy_percent {
-            return refuse(format!(
-                "a node that idles below {} % and is busy above {} % would be added and taken away in turn: \
-                 leave room between the two",
-                self.idle_percent, self.busy_percent
+            return Err((
+                "idle_percent",
+                format!(
+                    "a node that idles below {} % and is busy above {} % would be added and taken away in turn: \
+                     leave room below busy_percent",
+                    self.idle_percent, self.busy_percent
+                ),
             ));
         }
         if self.lease < LEASE_MIN || self.skew * 2 > self.lease {
-            return refuse(format!(
-                "a lease of {:?} with a skew of {:?}: give a lease of at least {LEASE_MIN:?} and of two skews",
-                self.lease, self.skew
+            return Err((
+                "lease",
+                format!(
+                    "{:?} with a skew of {:?}: give at least {LEASE_MIN:?} and two skews",
+                    self.lease, self.skew
+                ),
             ));
         }
         for (name, timeout) in [("join_timeout", self.join_timeout), ("drain_timeout", self.drain_timeout)] {
             if timeout < self.lease * 2 || timeout > Duration::from_secs(86_400) {
-                return refuse(format!("{name} is {timeout:?}: give two leases to one day"));
+                return Err((name, format!("{timeout:?}: give two leases to one day")));
             }
         }
         if self.lag_max.is_some_and(|lag| lag < Duration::from_secs(2)) {
-            return refuse("lag_max is below 2 s, which every consumer is behind at times: give more".into());
+            return Err((
+                "lag_max",
+                "below 2 s, which every consumer is behind at times: give more".to_owned(),
+            ));
         }
         if self.force_after.is_some_and(|force| force >= self.drain_timeout) {
-            return refuse("force_after is not before drain_timeout, so nothing would ever be forced".into());
+            return Err((
+                "force_after",
+                "not before drain_timeout, so nothing would ever be forced: give less".to_owned(),
+            ));
         }
         Ok(())
     }

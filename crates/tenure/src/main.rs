@@ -10,7 +10,6 @@ mod arguments;
 mod attribute;
 mod commands;
 mod context;
-mod duration;
 mod failure;
 mod instance;
 mod item_text;
@@ -21,12 +20,12 @@ mod record_line;
 mod serving;
 mod settings;
 mod shutdown;
-mod size;
 mod timestamp;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use tenure_textual::{duration, size};
 
 use crate::arguments::{Arguments, Command};
 use crate::commands::election::guard;

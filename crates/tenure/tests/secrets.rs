@@ -65,6 +65,30 @@ fn a_password_is_in_no_output() {
     }
 }
 
+#[test]
+fn a_token_of_prometheus_is_in_no_output() {
+    let site = Site::new();
+    let told = [
+        format!("prometheus_token = '{SECRET}'"),
+        format!("prometheus_user = 'ann'\nprometheus_password = '{SECRET}'"),
+    ];
+    for secret in told {
+        site.write("tenure.toml", format!("[autoscaler]\nprometheus = 'http://127.0.0.1:1'\n{secret}\n"));
+        let shown = site.run("config check").expect(0);
+        assert!(shown.stdout.contains("***"), "{shown:#?}");
+        for line in ["config check", "config check --json", "doctor --timeout 2s --json"] {
+            check(site.run(line), line);
+        }
+        // Nor where the address is missing, and it is of no use.
+        site.write("tenure.toml", format!("[autoscaler]\n{secret}\n"));
+        check(site.run("config check").expect(2), "config check");
+    }
+    site.write("tenure.toml", format!("[autoscaler]\nprometheus = 'http://ann:{SECRET}@127.0.0.1:1'\n"));
+    for line in ["config check", "doctor --timeout 2s"] {
+        check(site.run(line), line);
+    }
+}
+
 #[track_caller]
 fn check(ran: crate::site::Ran, line: &str) {
     assert!(

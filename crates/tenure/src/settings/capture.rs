@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use super::text::{Amount, Count, Size, Text, Textual};
+use tenure_textual::{Amount, Count, Size, Text, Textual};
 
 /// `[cdc]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

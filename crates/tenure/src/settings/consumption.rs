@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tenure_store::{KeyAttribute, TableSpec};
+use tenure_textual::{Count, Size, Text, Textual};
 
-use super::text::{Count, Size, Text, Textual};
 use crate::timestamp;
 
 /// `[consumer]`.

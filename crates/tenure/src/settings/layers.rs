@@ -192,7 +192,7 @@ fn read_file(path: &Path, text: &str, given: &mut BTreeMap<String, (String, Sour
 
 /// Whether numbers and switches are among what a key's section holds.
 fn has_numbers(key: &Key) -> bool {
-    matches!(key.section, "cdc" | "consumer")
+    matches!(key.section, "cdc" | "consumer" | "autoscaler")
 }
 
 fn unknown_section(section: &str) -> String {

@@ -7,13 +7,12 @@ mod address_text;
 mod capture;
 mod consumption;
 mod layers;
-mod scaling;
 mod template;
-mod text;
 
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
+use tenure_autoscaler::settings::Settings as Scaling;
 
 pub(crate) use address_text::AddressText;
 pub(crate) use capture::Capture;
@@ -23,7 +22,6 @@ pub(crate) use capture::{Destination, LeadershipKind};
 pub(crate) use consumption::CountedWorkload;
 pub(crate) use consumption::{BalanceBy, Consumption, From, KubernetesCount, OnFailure, WorkerCount};
 pub(crate) use layers::{Flag, Loaded, load};
-pub(crate) use scaling::Scaling;
 pub(crate) use template::{Preset, template};
 
 /// Everything that can be set. As JSON it is for showing: passwords are masked.
@@ -170,7 +168,7 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 62] = [
+pub(crate) const KEYS: [Key; 85] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
     Key { section: "election", name: "table" },
@@ -213,9 +211,12 @@ pub(crate) const KEYS: [Key; 62] = [
     Key { section: "consumer", name: "on_failure" },
     Key { section: "autoscaler", name: "state_table" },
     Key { section: "autoscaler", name: "logs_table" },
+    Key { section: "autoscaler", name: "log_retention" },
     Key { section: "autoscaler", name: "cluster" },
     Key { section: "autoscaler", name: "workers_min" },
     Key { section: "autoscaler", name: "workers_max" },
+    Key { section: "autoscaler", name: "up_max" },
+    Key { section: "autoscaler", name: "down_max" },
     Key { section: "autoscaler", name: "launch_template" },
     Key { section: "autoscaler", name: "launch_template_version" },
     Key { section: "autoscaler", name: "subnets" },
@@ -223,16 +224,36 @@ pub(crate) const KEYS: [Key; 62] = [
     Key { section: "autoscaler", name: "region" },
     Key { section: "autoscaler", name: "endpoint" },
     Key { section: "autoscaler", name: "kubeconfig" },
+    Key { section: "autoscaler", name: "startup_taint" },
     Key { section: "autoscaler", name: "prometheus" },
+    Key { section: "autoscaler", name: "prometheus_token" },
+    Key { section: "autoscaler", name: "prometheus_token_file" },
+    Key { section: "autoscaler", name: "prometheus_user" },
+    Key { section: "autoscaler", name: "prometheus_password" },
+    Key { section: "autoscaler", name: "prometheus_selector" },
+    Key { section: "autoscaler", name: "prometheus_load_label" },
+    Key { section: "autoscaler", name: "prometheus_ready_label" },
+    Key { section: "autoscaler", name: "prometheus_window" },
     Key { section: "autoscaler", name: "readiness" },
     Key { section: "autoscaler", name: "worker_cpu_millis" },
     Key { section: "autoscaler", name: "worker_memory" },
     Key { section: "autoscaler", name: "pending_window" },
     Key { section: "autoscaler", name: "idle_window" },
     Key { section: "autoscaler", name: "idle_percent" },
+    Key { section: "autoscaler", name: "busy_percent" },
+    Key { section: "autoscaler", name: "metrics_age_max" },
+    Key { section: "autoscaler", name: "lag_max" },
+    Key { section: "autoscaler", name: "consumers" },
     Key { section: "autoscaler", name: "cooldown" },
     Key { section: "autoscaler", name: "join_timeout" },
     Key { section: "autoscaler", name: "drain_timeout" },
+    Key { section: "autoscaler", name: "force_after" },
+    Key { section: "autoscaler", name: "evict_unmanaged" },
+    Key { section: "autoscaler", name: "evict_local_storage" },
+    Key { section: "autoscaler", name: "node_backoff" },
+    Key { section: "autoscaler", name: "lease" },
+    Key { section: "autoscaler", name: "skew" },
+    Key { section: "autoscaler", name: "orphan_after" },
 ];
 
 impl Key {
@@ -273,7 +294,7 @@ impl Settings {
         let consumer = self.consumer.validate(&self.election.table);
         consumer.map_err(|(name, message)| (at(&format!("consumer.{name}")), message))?;
         let autoscaler = self.autoscaler.validate();
-        autoscaler.map_err(|(name, message)| (at(&format!("autoscaler.{name}")), message))
+        autoscaler.map_err(|mistake| (at(&format!("autoscaler.{}", mistake.key)), mistake.message))
     }
 
     /// The value of a key as it may be shown: masked, and absent if there is none.

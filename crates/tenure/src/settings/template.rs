@@ -183,40 +183,81 @@ attempts = 5
 on_failure = "stop"
 
 [autoscaler]
-# Where the state of the autoscaler is: the item `cluster`, and one event for each of its changes.
-# Default: k3s-autoscaler-state, k3s-autoscaler-logs
+# What `tenure autoscale` scales, and how; the Lambda reads the same keys from its environment.
+# Where its state is: the item `cluster`, and one event for each of its changes; how long events are kept.
+# Default: k3s-autoscaler-state, k3s-autoscaler-logs, 90d
 state_table = "k3s-autoscaler-state"
 logs_table = "k3s-autoscaler-logs"
+log_retention = "90d"
 # The cluster, by the name that its instances are tagged with, and its bounds. Default: none; 1; none
 # cluster = "production"
 workers_min = 1
 # workers_max = 10
+# Most instances that one scale-up launches, and most nodes that one scale-down takes away, 1 to 50. Default: 10, 2
+up_max = 10
+down_max = 2
 # What is launched, and where, in order of preference: each market in every subnet before the next market.
 # Default: none, 1; none, on-demand
 # launch_template = "lt-0123456789abcdef0"
 launch_template_version = 1
 # subnets = "subnet-1,subnet-2"
 markets = "on-demand"
-# Where EC2, the API server and Prometheus are. Default: as AWS's and kubectl's own files say; none, and then
-# nothing is ever taken away
+# Where EC2 and the API server are. Default: as AWS's and kubectl's own files say
 # region = "eu-west-1"
 # endpoint = "http://127.0.0.1:5000"
 # kubeconfig = "/etc/rancher/k3s/k3s.yaml"
+# The key of the taint that new nodes register with; it goes when they are recorded as joined.
+# Default: tenure.dev/starting
+startup_taint = "tenure.dev/starting"
+# Where Prometheus is, and who asks: a token, a file that holds it, or a user and a password.
+# Default: none, and then nothing is ever taken away
 # prometheus = "http://127.0.0.1:9090"
+# prometheus_token = "..."
+# prometheus_token_file = "/etc/tenure/prometheus-token"
+# prometheus_user = "tenure"
+# prometheus_password = "..."
+# Labels that all series of this cluster have, where one Prometheus watches several. Default: none
+# prometheus_selector = "cluster=production"
+# The labels that hold a node's name: in node_exporter's and in kube-state-metrics' series. Default: node, node
+prometheus_load_label = "node"
+prometheus_ready_label = "node"
+# Over how long CPU use is averaged, several scrapes; how old a metric may be and still count; 5s to 1h each.
+# Default: 2m, 2m
+prometheus_window = "2m"
+metrics_age_max = "2m"
 # How a node that has joined is recognised: node (its Ready condition) or prometheus. Default: node
 readiness = "node"
-# What a new worker has to give. Default: 2000, 4GiB
+# What a new worker has to give, in thousandths of a core and in memory. Default: 2000, 4GiB
 worker_cpu_millis = 2000
 worker_memory = "4GiB"
 # How long pods wait before workers are added; how long nodes idle, and below which share of CPU and memory in
-# percent, before they are taken away; how long nothing begins after that. Default: 30s, 10m, 30, 5m
+# percent, before they are taken away; above which share of all workers one is added; how long nothing begins
+# after an action. Default: 30s, 10m, 30, 85, 5m
 pending_window = "30s"
 idle_window = "10m"
 idle_percent = 30
+busy_percent = 85
 cooldown = "5m"
-# How long a scale-up and a scale-down may take. Default: 10m, 15m
+# How far applications may be behind their streams before a worker is added, at least 2s, and which: their workers
+# tell if they have enable_dynamic_max_leases, in the same store. Default: none, none
+# lag_max = "2m"
+# consumers = "orders/billing,orders/audit"
+# How long a scale-up and a scale-down may take, two leases to a day. Default: 10m, 15m
 join_timeout = "10m"
 drain_timeout = "15m"
+# After how long a drain deletes what cannot be evicted, less than drain_timeout. Default: never
+# force_after = "10m"
+# Whether pods may be evicted that nobody brings back, and pods whose local storage is lost. Default: false, false
+evict_unmanaged = false
+evict_local_storage = false
+# How long a node that could not be drained is left alone. Default: 1h
+node_backoff = "1h"
+# How long an executor may carry an action on without writing, at least 5s, and by how much the clocks of two
+# executors may differ, at most half of that. Default: 45s, 5s
+lease = "45s"
+skew = "5s"
+# How long after it was first seen an instance that nothing accounts for is ended. Default: 1m
+orphan_after = "1m"
 "##
     )
 }

@@ -225,13 +225,7 @@ async fn book(context: &Context) -> anyhow::Result<Book> {
 }
 
 fn places(context: &Context) -> Places {
-    let tables = &context.settings.autoscaler;
-    Places {
-        state_table: tables.state_table.clone(),
-        logs_table: Some(tables.logs_table.clone()),
-        call_timeout: context.timeout,
-        ..Places::default()
-    }
+    context.settings.autoscaler.places(context.timeout)
 }
 
 async fn pause(paused: bool, book: &Book, context: &Context) -> anyhow::Result<ExitCode> {

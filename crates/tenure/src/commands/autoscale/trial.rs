@@ -9,15 +9,15 @@ use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
 use tenure_autoscaler::observation::Resources;
+use tenure_autoscaler::settings::Settings;
 use tenure_autoscaler::trial::{self, Demand, Group, Outcome, Terms};
 use tenure_autoscaler::{Book, Policy};
 use tenure_clock::WallTime;
+use tenure_textual::duration;
 
 use crate::context::Context;
-use crate::duration;
 use crate::failure::{FAILED, misuse, misuse_if_invalid};
 use crate::output::{Output, aligned, one_line};
-use crate::settings::Scaling;
 
 /// Most lines of a trace, and most bytes of a line.
 const LINES_MAX: usize = 200_000;
@@ -89,27 +89,24 @@ impl TermArgs {
         };
         scaling.cluster.get_or_insert_with(|| "trial".to_owned());
         scaling.subnets.get_or_insert_with(|| "trial".to_owned());
-        let policy =
-            scaling.policy().map_err(|(key, message)| misuse(format!("autoscaler.{key}: {message}")))?;
+        let policy = scaling.policy().map_err(|mistake| misuse(mistake.to_string()))?;
         policy.validate().map_err(misuse_if_invalid)?;
         Ok(policy)
     }
 }
 
-fn read_policy(path: &Path) -> anyhow::Result<Scaling> {
+fn read_policy(path: &Path) -> anyhow::Result<Settings> {
     /// Other sections of a `tenure.toml` are nobody's business here.
     #[derive(Deserialize)]
     struct File {
-        autoscaler: Scaling,
+        autoscaler: Settings,
     }
     let text = std::fs::read_to_string(path)
         .map_err(|error| misuse(format!("read the policy {}: {error}", path.display())))?;
     let file: File = toml::from_str(&text).map_err(|error| {
         misuse(format!("the policy {}: {}", path.display(), one_line(&error.to_string())))
     })?;
-    file.autoscaler
-        .validate()
-        .map_err(|(key, message)| misuse(format!("{}: autoscaler.{key}: {message}", path.display())))?;
+    file.autoscaler.validate().map_err(|mistake| misuse(format!("{}: {mistake}", path.display())))?;
     Ok(file.autoscaler)
 }
 

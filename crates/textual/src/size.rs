@@ -1,4 +1,4 @@
-//! Sizes on the command line: a number of bytes and its unit.
+//! Sizes as text: a number of bytes and its unit.
 
 const UNITS: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
@@ -7,7 +7,7 @@ const UNITS: [(&str, u64); 5] =
 ///
 /// # Errors
 /// A message that says what was expected.
-pub(crate) fn parse(text: &str) -> Result<u64, String> {
+pub fn parse(text: &str) -> Result<u64, String> {
     let bad = || format!("`{text}` is not a size: write a number and a unit, like 64KiB, 16MiB or 10GiB");
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -20,13 +20,15 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
 }
 
 /// The size in the largest unit that shows it whole, as [`parse`] would take it.
-pub(crate) fn exact(bytes: u64) -> String {
+#[must_use]
+pub fn exact(bytes: u64) -> String {
     let whole = UNITS.iter().find(|(_, unit)| bytes >= *unit && bytes.is_multiple_of(*unit));
     whole.map_or_else(|| format!("{bytes}B"), |(name, unit)| format!("{}{name}", bytes / unit))
 }
 
 /// The size with one digit after the point, for people.
-pub(crate) fn rounded(bytes: u64) -> String {
+#[must_use]
+pub fn rounded(bytes: u64) -> String {
     match UNITS.iter().find(|(_, unit)| bytes >= *unit) {
         Some((name, unit)) if *unit > 1 => {
             let tenths = u128::from(bytes) * 10 / u128::from(*unit);
@@ -53,7 +55,6 @@ mod tests {
         }
     }
 
-    #[cfg(feature = "postgres")]
     #[test]
     fn people_need_one_digit() {
         let shown = [0, 1023, 1024, 1_600_000, 11 << 30].map(rounded);

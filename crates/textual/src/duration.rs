@@ -1,4 +1,4 @@
-//! Durations on the command line: a number and its unit.
+//! Durations as text: a number and its unit.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// # Errors
 /// A message that says what was expected.
-pub(crate) fn parse(text: &str) -> Result<Duration, String> {
+pub fn parse(text: &str) -> Result<Duration, String> {
     let bad =
         || format!("`{text}` is not a duration: write a number and a unit, like 500ms, 10s, 5m, 24h or 7d");
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -27,7 +27,7 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
 ///
 /// # Errors
 /// A message that says what was expected.
-pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
+pub fn parse_positive(text: &str) -> Result<Duration, String> {
     match parse(text)? {
         Duration::ZERO => Err(format!("`{text}` is no time at all: give a duration above zero")),
         duration => Ok(duration),
@@ -35,7 +35,8 @@ pub(crate) fn parse_positive(text: &str) -> Result<Duration, String> {
 }
 
 /// The duration in the largest unit that shows it whole, as [`parse`] would take it.
-pub(crate) fn shown(duration: Duration) -> String {
+#[must_use]
+pub fn shown(duration: Duration) -> String {
     let millis = duration.as_millis();
     for (unit, unit_ms) in [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)] {
         if millis >= unit_ms && millis.is_multiple_of(unit_ms) {

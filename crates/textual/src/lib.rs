@@ -1,4 +1,7 @@
-//! A value that stands in a file, a variable or a flag as text, and is shown as that text again.
+//! Values that stand in a file, a variable or a flag as text, and are shown as that text again.
+
+pub mod duration;
+pub mod size;
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,11 +9,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::{duration, size};
-
 /// Something that reads from text and shows as text.
-pub(crate) trait Textual: Sized {
+pub trait Textual: Sized {
     /// Reads it.
+    ///
+    /// # Errors
+    /// A message that says what was expected.
     fn read(text: &str) -> Result<Self, String>;
     /// As [`Textual::read`] would take it.
     fn shown(&self) -> String;
@@ -18,7 +22,7 @@ pub(crate) trait Textual: Sized {
 
 /// The same, for serde.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Text<T>(pub(crate) T);
+pub struct Text<T>(pub T);
 
 impl<T: Textual> Serialize for Text<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -35,7 +39,7 @@ impl<'de, T: Textual> Deserialize<'de> for Text<T> {
 
 /// A number of bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Size(pub(crate) u64);
+pub struct Size(pub u64);
 
 impl Textual for Size {
     fn read(text: &str) -> Result<Self, String> {
@@ -73,7 +77,7 @@ impl Textual for bool {
 
 /// A whole number above zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Count(pub(crate) u32);
+pub struct Count(pub u32);
 
 impl Textual for Count {
     fn read(text: &str) -> Result<Self, String> {
@@ -90,7 +94,7 @@ impl Textual for Count {
 
 /// A number, zero included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Amount(pub(crate) u32);
+pub struct Amount(pub u32);
 
 impl Textual for Amount {
     fn read(text: &str) -> Result<Self, String> {
@@ -105,5 +109,51 @@ impl Textual for Amount {
 impl<T: Textual> fmt::Display for Text<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.shown())
+    }
+}
+
+/// What must not be shown: `***` instead, in text, in JSON and in `Debug`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The secret itself: for using it, never for showing.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+/// An empty one is nobody's.
+impl Textual for Secret {
+    fn read(text: &str) -> Result<Self, String> {
+        match text.is_empty() {
+            true => Err("an empty secret: give it, or leave the key out".to_owned()),
+            false => Ok(Self(text.to_owned())),
+        }
+    }
+
+    fn shown(&self) -> String {
+        "***".to_owned()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_secret_is_used_and_not_shown() {
+        let secret: Text<Secret> = serde_json::from_str("\"hunter2\"").unwrap();
+        assert_eq!(secret.0.reveal(), "hunter2");
+        let shown = format!("{secret} {secret:?} {}", serde_json::to_string(&secret).unwrap());
+        assert!(shown.contains("***") && !shown.contains("hunter2"), "{shown}");
+        assert!(Secret::read("").is_err());
     }
 }
