@@ -13,9 +13,9 @@ use tenure_autoscaler::settings::Settings;
 use tenure_autoscaler::trial::{self, Demand, Group, Outcome, Terms};
 use tenure_autoscaler::{Book, Policy};
 use tenure_clock::WallTime;
-use tenure_textual::duration;
 
 use crate::context::Context;
+use crate::duration;
 use crate::failure::{FAILED, misuse, misuse_if_invalid};
 use crate::output::{Output, aligned, one_line};
 
