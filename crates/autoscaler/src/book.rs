@@ -98,6 +98,18 @@ impl Book {
         decode(&self.item().await?.unwrap_or_default())
     }
 
+    /// Keys of other items in the state table, so many at most: executors read `cluster` alone.
+    ///
+    /// # Errors
+    /// As the store's.
+    pub async fn strangers(&self, most: usize) -> Result<Vec<String>> {
+        let page = Page { limit: most + 1, after: None };
+        let listing = self.store.scan(self.by(), &self.places.state_table, &page).await;
+        let items = listing.map_err(|error| error.during("look for other items"))?.items;
+        let keys = items.iter().filter_map(|item| item.get("pk")?.as_text());
+        Ok(keys.filter(|key| *key != CLUSTER).map(str::to_owned).collect())
+    }
+
     /// Events since then, oldest first, so many at most, and what is there and is no event.
     ///
     /// # Errors

@@ -69,6 +69,17 @@ fn what_is_wrong_with_an_item_is_told() {
 }
 
 #[test]
+fn other_items_of_the_table_are_told() {
+    let site = site();
+    assert!(site.ok("autoscale state check").contains("no state item yet"));
+    put(&site, &IDLE.replace("cluster", "production"));
+    let alone = site.run("autoscale state check").expect(1);
+    assert!(alone.stdout.contains("wrong: the table holds other items (production)"), "{alone:?}");
+    put(&site, IDLE);
+    assert!(site.ok("autoscale state check").contains("note: the table holds other items (production)"));
+}
+
+#[test]
 fn tables_that_are_not_there_are_told() {
     let site = Site::new();
     site.run("autoscale state show").expect(2).says(&["k3s-autoscaler-state", "--state-table"]);

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use serde_json::{Value as Json, json};
 use tenure_autoscaler::Book;
-use tenure_autoscaler::check::findings;
+use tenure_autoscaler::check::{Finding, findings};
 use tenure_autoscaler::rows::decode;
 use tenure_autoscaler::state::{Action, Legacy, NodePhase, State};
 use tenure_clock::WallTime;
@@ -76,7 +76,7 @@ impl Args {
 pub(super) async fn run(args: &Args, book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
     match args.verb {
         Verb::Show => show(&read(book, context).await?, context),
-        Verb::Check => check(&read(book, context).await?, context),
+        Verb::Check => check(book, context).await,
         Verb::Repair { dry_run } => repair(dry_run, book, context).await,
         Verb::Migrate => {
             book.migrate().await.map_err(misuse_if_invalid).context("write the state item")?;
@@ -211,16 +211,35 @@ fn moment(name: &str, value: Option<i64>) -> String {
     }
 }
 
-fn check(item: &Option<Item>, context: &Context) -> anyhow::Result<ExitCode> {
-    let Some(item) = item else {
-        context.out.say(
-            || json!({ "wrong": 0, "notes": 1 }),
-            || "note: there is no state item yet; the first tick makes it".to_owned(),
-        )?;
-        return Ok(ExitCode::SUCCESS);
+/// Most other items of the table that are named.
+const STRANGERS_MAX: usize = 5;
+
+async fn check(book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
+    let item = read(book, context).await?;
+    let strangers = context.look(async |_| book.strangers(STRANGERS_MAX).await).await;
+    let strangers = strangers.map_err(misuse_if_invalid).context("look at the state table")?;
+    let mut found = match &item {
+        Some(item) => {
+            let state = decode(item).map_err(misuse_if_invalid)?;
+            findings(&state, item.size_bytes(), context.env.clock.wall().as_seconds())
+        }
+        None => {
+            vec![Finding {
+                is_wrong: false,
+                text: "there is no state item yet; the first tick makes it".to_owned(),
+            }]
+        }
     };
-    let state = decode(item).map_err(misuse_if_invalid)?;
-    let found = findings(&state, item.size_bytes(), context.env.clock.wall().as_seconds());
+    if !strangers.is_empty() {
+        // Without an item of that name, one of these is probably meant to be it.
+        found.push(Finding {
+            is_wrong: item.is_none(),
+            text: format!(
+                "the table holds other items ({}), and only the item `cluster` is read: one table for each cluster",
+                strangers.join(", ")
+            ),
+        });
+    }
     for finding in &found {
         let level = if finding.is_wrong { "wrong" } else { "note" };
         context.out.say(
@@ -233,8 +252,10 @@ fn check(item: &Option<Item>, context: &Context) -> anyhow::Result<ExitCode> {
     context.out.say(
         || json!({ "wrong": wrong, "notes": notes }),
         || {
-            if wrong == 0 {
+            if wrong == 0 && item.is_some() {
                 "the item is in order".to_owned()
+            } else if wrong == 0 {
+                "nothing is wrong".to_owned()
             } else {
                 format!("{} wrong", counted(wrong, "thing"))
             }
