@@ -265,3 +265,14 @@ fn three_idle_workers_with(policy: tenure_autoscaler::Policy) -> World {
     world.measure(Measuring::Fresh, 5);
     world
 }
+
+#[test]
+fn a_failure_says_what_the_cloud_said() {
+    let world = one_worker();
+    world.add_pods(4);
+    world.refuse_launches(Some((Kind::Denied, "ec2:RunInstances is not granted")));
+    tick(&mut world.executor("a", &Gate::open()));
+    let failure = world.state().last_failure.unwrap_or_default();
+    assert!(failure.starts_with("0 of 2 instances joined: "), "{failure}");
+    assert!(failure.contains("ec2:RunInstances is not granted"), "{failure}");
+}
