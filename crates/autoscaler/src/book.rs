@@ -190,9 +190,16 @@ impl Book {
     /// # Errors
     /// As [`Book::interrupt`].
     pub async fn repair(&self, dry_run: bool) -> Result<Option<Repair>> {
+        // What was sent and not answered: if it is found in order then, that landed.
+        let mut sent: Option<Repair> = None;
         for _ in 0..ATTEMPTS_MAX {
             let Some(item) = self.item().await? else { return Ok(None) };
             let repair = repair(&item, self.clock.wall().as_seconds());
+            if let Some(sent) = sent.take().filter(|_| repair.mended.is_empty()) {
+                let after = decode(&item).unwrap_or_default();
+                self.log_as("repair", &after, &after, &sent.mended, None).await;
+                return Ok(Some(sent));
+            }
             let Some(write) = repair.write(&self.places.state_table, &item).filter(|_| !dry_run) else {
                 return Ok(Some(repair));
             };
@@ -204,8 +211,7 @@ impl Book {
                     return Ok(Some(repair));
                 }
                 Ok(Written::Refused(_)) => {}
-                // Read back: what is mended is found in order then.
-                Err(error) if error.kind() == Kind::Unknown => {}
+                Err(error) if error.kind() == Kind::Unknown => sent = Some(repair),
                 Err(error) => return Err(error),
             }
         }

@@ -36,7 +36,7 @@ use crate::rules::Rule;
 use crate::state::{ActionId, InstanceId, State};
 use crate::table::Name;
 
-pub use asked::{Adopted, DrainCheck, Leftovers, Plan, Planned};
+pub use asked::{Adopted, Drain, DrainCheck, Leftovers, Plan, Planned};
 
 /// Most rounds of one tick: two actions of fifty targets with every phase written alone stay below.
 const ROUNDS_MAX: u32 = 500;
@@ -378,10 +378,10 @@ impl Executor {
         match call {
             Effect::Write(_) => {}
             Effect::Launch(order) => answers.push(self.launch(state, &order).await?),
-            Effect::AskEnd(id) => answers.push(match cloud.why_not_end(by, &id).await? {
-                None => Answer::Endable(id),
-                Some(why) => Answer::Unendable { instance: id, why },
-            }),
+            Effect::AskEnd(id) => match self.why_not_end(&id).await? {
+                None => answers.push(Answer::Endable(id)),
+                Some(why) => answers.push(Answer::Unendable { instance: id, why }),
+            },
             Effect::Terminate(id) => match cloud.terminate(by, &id).await {
                 Ok(Ended::Accepted) => answers.push(Answer::Terminated(id)),
                 Ok(Ended::NotFound) => answers.push(Answer::NotFound(id)),
@@ -426,6 +426,14 @@ impl Executor {
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// Whoever may not even ask may not end it either.
+    async fn why_not_end(&self, id: &InstanceId) -> Result<Option<String>> {
+        match self.ports.cloud.why_not_end(self.by(), id).await {
+            Err(error) if matches!(error.kind(), Kind::Denied | Kind::Invalid) => Ok(Some(error.chain())),
+            answer => answer,
+        }
     }
 
     async fn launch(&mut self, state: &State, order: &LaunchOrder) -> Result<Answer> {

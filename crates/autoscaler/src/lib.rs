@@ -55,6 +55,6 @@ pub mod trial;
 pub use book::{Book, Places};
 #[cfg(feature = "edges")]
 pub use edges::Edges;
-pub use executor::{Adopted, Builder, DrainCheck, Executor, Leftovers, Plan, Planned, Ports, Tick};
+pub use executor::{Adopted, Builder, Drain, DrainCheck, Executor, Leftovers, Plan, Planned, Ports, Tick};
 pub use machine::{Effect, Needs, Now, Step, needs, step};
 pub use policy::{Policy, Readiness};

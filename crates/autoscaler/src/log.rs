@@ -14,6 +14,8 @@
 //!
 //! A gap in `rev` says that an executor died between the write and its event.
 
+use std::collections::BTreeSet;
+
 use tenure_backend::{Error, Kind, Result};
 use tenure_store::{Condition, Item, Value, Write};
 
@@ -84,9 +86,18 @@ impl Snapshot {
             },
             ..Self::default()
         };
+        let matches = observation.matches();
+        let workers: BTreeSet<&str> = observation
+            .workers()
+            .into_iter()
+            .flat_map(|id| matches.nodes_of(id))
+            .map(|node| node.name.as_str())
+            .collect();
         for pod in observation.pods.iter().filter(|pod| pod.is_drained()) {
             let sum = match &pod.node {
-                Some(_) => &mut seen.running,
+                Some(node) if workers.contains(node.as_str()) => &mut seen.running,
+                // The control plane's own, which no worker has to carry.
+                Some(_) => continue,
                 None if pod.unschedulable => &mut seen.waiting,
                 None => continue,
             };

@@ -9,7 +9,7 @@ use tenure_store::{Condition, Item, Number, Update, Value, Write};
 
 use crate::check::{CLOCKS_APART_SECONDS, LOCK_SECONDS_MAX};
 use crate::rows::{decode, state_key};
-use crate::state::{Action, SlotPhase, State};
+use crate::state::{Action, SCHEMA_VERSION, SlotPhase, State};
 use crate::table::LEGACY_OVER_SECONDS;
 
 /// What is mended, and what is not.
@@ -43,6 +43,8 @@ const NUMBERS: [&str; 15] = [
 const FLAGS: [&str; 2] = ["scalingInProgress", "paused"];
 const LISTS: [&str; 3] =
     ["scaleUpInstanceIds", "scaleDownTargetInstanceIds", "scaleDownCompletedInstanceIds"];
+/// Every write of this kind adds one to them.
+const COUNTERS: [&str; 2] = ["rev", "fence"];
 const IDS: [&str; 2] = ["scaleUpActionId", "scaleDownActionId"];
 /// The next tick measures these anew.
 const MEASURED: [&str; 3] = ["pendingSinceEpoch", "idleSinceEpoch", "workerCount"];
@@ -62,6 +64,14 @@ const PLAN: [&str; 8] = [
 #[must_use]
 pub fn repair(item: &Item, now_epoch: i64) -> Repair {
     let mut repair = Repair::default();
+    let version = item.get("schemaVersion").and_then(whole_number);
+    if let Some(version) = version.filter(|version| *version > SCHEMA_VERSION) {
+        let text = format!(
+            "the item has schemaVersion {version}, a newer one than this program knows: use the newer program"
+        );
+        repair.left.push(text);
+        return repair;
+    }
     types(item, &mut repair);
     let typed = repair.applied_to(item);
     match decode(&typed) {
@@ -95,7 +105,7 @@ impl Repair {
                 None => change.remove(*name),
             };
         }
-        for counter in ["rev", "fence"] {
+        for counter in COUNTERS {
             let is_number = item.get(counter).is_none_or(|value| value.as_i64().is_some());
             if is_number && !self.changes.contains_key(counter) {
                 change = change.add(counter, 1);
@@ -124,12 +134,20 @@ impl Repair {
     }
 }
 
+fn whole_number(value: &Value) -> Option<i64> {
+    value.as_i64().or_else(|| value.as_text()?.trim().parse().ok())
+}
+
 /// Values of another type whose meaning is plain.
 fn types(item: &Item, repair: &mut Repair) {
     for name in NUMBERS {
         let Some(value) = item.get(name).filter(|value| value.as_i64().is_none()) else { continue };
-        let number = value.as_text().and_then(|text| text.trim().parse::<i64>().ok());
-        match number {
+        match whole_number(value) {
+            // These count writes, and this is one.
+            Some(number) if COUNTERS.contains(&name) => {
+                let why = format!("`{name}` was the text {number}: it is a number now, and one more");
+                repair.set(name, number.saturating_add(1), why);
+            }
             Some(number) => {
                 repair.set(name, number, format!("`{name}` was the text {number}: it is a number now"))
             }
@@ -215,8 +233,9 @@ fn lists(state: &State, repair: &mut Repair) {
 }
 
 fn epochs(state: &State, now_epoch: i64, repair: &mut Repair) {
-    let ahead =
-        |epoch: Option<i64>, most: i64| epoch.map(|epoch| epoch - now_epoch).filter(|ahead| *ahead > most);
+    let ahead = |epoch: Option<i64>, most: i64| {
+        epoch.map(|epoch| epoch.saturating_sub(now_epoch)).filter(|ahead| *ahead > most)
+    };
     // A cooldown, and an old writer's time, are counted from now; windows begin anew.
     for (name, epoch, instead) in [
         ("lastScaleEpoch", state.last_scale_epoch, now_epoch),

@@ -114,3 +114,19 @@ fn what_changed_meanwhile_refuses_it() {
         assert_eq!(write.decide(&state_table("state"), Some(&changed(name, value))).unwrap(), None, "{name}");
     }
 }
+
+#[test]
+fn an_item_of_a_newer_version_is_left_alone() {
+    for version in [Value::from(3), Value::from("3")] {
+        let item = idle().with("schemaVersion", version).with("workerCount", "two");
+        let (after, repair) = mend(&item);
+        assert_eq!(after, item);
+        assert!(repair.left[0].contains("newer"), "{repair:?}");
+    }
+}
+
+#[test]
+fn counters_that_were_texts_go_on_counting() {
+    let (after, _) = mend(&idle().with("rev", "7").with("fence", 3));
+    assert_eq!((after.integer("rev"), after.integer("fence")), (Some(8), Some(4)));
+}

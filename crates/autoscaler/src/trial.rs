@@ -26,6 +26,9 @@ const BEGINNING_EPOCH: i64 = 1_000_000_000;
 const ROUNDS_MAX: u32 = 500;
 /// Most pods and most ticks: a trial is for a person who waits.
 const PODS_MAX: u64 = 20_000;
+const WORKERS_MAX: u32 = 10_000;
+/// How long after its notice a spot instance is taken away.
+const NOTICE_SECONDS: i64 = 120;
 const TICKS_MAX: i64 = 200_000;
 
 /// Pods of one size.
@@ -121,10 +124,10 @@ pub struct Outcome {
 /// `Invalid` if the policy cannot be carried out, or the trace is empty, out of order, or too large.
 pub fn run(policy: &Policy, trace: &[Demand], terms: &Terms) -> Result<Outcome> {
     policy.validate()?;
-    check(trace, terms)?;
+    check(policy, trace, terms)?;
     let mut paper = Paper::new(policy, terms);
-    let last = trace.last().map_or(0, |demand| demand.at);
-    let (every, end) = (seconds(terms.every).max(1), last + seconds(terms.tail));
+    let end = trace.last().map_or(0, |last| end_of(last, terms));
+    let every = seconds(terms.every).max(1);
     let mut next = 0;
     while paper.at <= end {
         while let Some(demand) = trace.get(next).filter(|demand| demand.at <= paper.at) {
@@ -141,7 +144,15 @@ pub fn run(policy: &Policy, trace: &[Demand], terms: &Terms) -> Result<Outcome> 
     Ok(paper.outcome)
 }
 
-fn check(trace: &[Demand], terms: &Terms) -> Result<()> {
+fn end_of(last: &Demand, terms: &Terms) -> i64 {
+    last.at.saturating_add(seconds(terms.tail))
+}
+
+fn check(policy: &Policy, trace: &[Demand], terms: &Terms) -> Result<()> {
+    let workers = terms.workers.max(policy.workers_min);
+    if workers > WORKERS_MAX {
+        return Err(Error::invalid(format!("{workers} workers are too many, {WORKERS_MAX} at most")));
+    }
     let Some(last) = trace.last() else {
         return Err(Error::invalid("the trace is empty: give at least one line of demand"));
     };
@@ -154,14 +165,14 @@ fn check(trace: &[Demand], terms: &Terms) -> Result<()> {
     if trace.iter().any(|demand| demand.at < 0) {
         return Err(Error::invalid("the trace begins before 0: count its seconds from its beginning"));
     }
-    let ticks = (last.at + seconds(terms.tail)) / seconds(terms.every).max(1);
+    let ticks = end_of(last, terms) / seconds(terms.every).max(1);
     if ticks > TICKS_MAX {
         return Err(Error::invalid(format!(
             "{ticks} ticks are too many, {TICKS_MAX} at most: tick less often, or shorten the trace"
         )));
     }
     for demand in trace {
-        let pods: u64 = demand.pods.iter().map(|group| group.count).sum();
+        let pods = demand.pods.iter().fold(0_u64, |sum, group| sum.saturating_add(group.count));
         if pods > PODS_MAX {
             return Err(Error::invalid(format!(
                 "{pods} pods at {} s are too many, {PODS_MAX} at most: give fewer, larger ones",
@@ -191,7 +202,7 @@ pub fn trace_of(events: &[Event]) -> Vec<Demand> {
             Some(Group { count, requests })
         };
         // Clocks of two executors may differ a little.
-        let at = (epoch - beginning).max(trace.last().map_or(0, |demand| demand.at));
+        let at = epoch.saturating_sub(beginning).max(trace.last().map_or(0, |demand| demand.at));
         trace.push(Demand {
             at,
             pods: [seen.running, seen.waiting].into_iter().filter_map(alike).collect(),
@@ -218,6 +229,8 @@ struct Paper<'a> {
     lag: Option<i64>,
     numbers: u64,
     waiting_since: Option<i64>,
+    /// Workers that got a notice, and when they go: two minutes later, whatever was done about it.
+    struck: BTreeMap<InstanceId, i64>,
     outcome: Outcome,
 }
 
@@ -233,6 +246,7 @@ impl<'a> Paper<'a> {
             lag: None,
             numbers: 0,
             waiting_since: None,
+            struck: BTreeMap::new(),
             outcome: Outcome::default(),
         };
         for _ in 0..terms.workers.max(policy.workers_min) {
@@ -280,8 +294,10 @@ impl<'a> Paper<'a> {
                 self.add_pod(*requests);
             }
         }
-        let struck: Vec<_> = self.workers.keys().take(demand.interrupts as usize).cloned().collect();
+        let spared = self.workers.keys().filter(|id| !self.struck.contains_key(*id));
+        let struck: Vec<_> = spared.take(demand.interrupts as usize).cloned().collect();
         for instance in struck {
+            self.struck.insert(instance.clone(), self.at + NOTICE_SECONDS);
             let interrupt = Interrupt { kind: InterruptKind::Spot, at: self.epoch() };
             self.state.interrupts.get_or_insert_default().insert(instance, interrupt);
         }
@@ -308,14 +324,8 @@ impl<'a> Paper<'a> {
 
     /// Workers join, two minutes after their notice interrupted ones go, pods are placed, and it is counted.
     fn settle(&mut self, every: i64) {
-        let epoch = self.epoch();
-        let gone: Vec<_> = self
-            .state
-            .interrupted()
-            .filter(|(id, interrupt)| interrupt.at + 120 <= epoch && self.workers.contains_key(*id))
-            .map(|(id, _)| id.clone())
-            .collect();
-        for id in gone {
+        let gone = self.struck.iter().filter(|(_, at)| **at <= self.at).map(|(id, _)| id.clone());
+        for id in gone.collect::<Vec<_>>() {
             self.end(&id);
         }
         for worker in self.workers.values_mut() {
@@ -524,6 +534,7 @@ impl<'a> Paper<'a> {
 
     /// Its pods wait for another place.
     fn end(&mut self, id: &InstanceId) {
+        self.struck.remove(id);
         let Some(worker) = self.workers.remove(id) else { return };
         for pod in self.pods.values_mut().filter(|pod| pod.node.as_ref() == Some(&worker.node.name)) {
             pod.node = None;
@@ -569,6 +580,10 @@ pub fn audit(events: &[Event]) -> (Vec<Recorded>, Vec<String>) {
     for event in events {
         if last.is_some_and(|last| last.rev >= event.rev) {
             wrong.push(format!("revision {} stands twice", event.rev));
+        }
+        // Whoever died between a write and its event left a gap, and in it an action may have ended.
+        if last.is_some_and(|last| event.rev > last.rev.saturating_add(1)) {
+            open = None;
         }
         if event.fence < fence {
             wrong.push(format!("at revision {} the fence fell from {fence} to {}", event.rev, event.fence));

@@ -50,7 +50,15 @@ fn bounds_hold_and_what_does_not_fit_waits() {
 fn a_spot_worker_that_goes_is_replaced() {
     let demand = Demand { interrupts: 1, ..at(0, pods(4)) };
     let outcome = run(&policy(), &[demand], &Terms::default()).unwrap();
-    assert_eq!((outcome.ups, outcome.workers_end, outcome.waiting_end), (1, 1, 0), "{outcome:?}");
+    // The new one is there before the old one goes; nobody has to take one of two away.
+    let told = (outcome.ups, outcome.downs, outcome.workers_max, outcome.workers_end, outcome.waiting_end);
+    assert_eq!(told, (1, 0, 2, 1, 0), "{outcome:?}");
+    assert!(outcome.worker_seconds < outcome.seconds + 180, "two for two minutes at most: {outcome:?}");
+    // A second notice strikes another.
+    let both = [Demand { interrupts: 1, ..at(0, pods(8)) }, Demand { interrupts: 1, ..at(15, pods(8)) }];
+    let outcome = run(&policy(), &both, &Terms { workers: 2, ..Terms::default() }).unwrap();
+    assert_eq!((outcome.workers_end, outcome.waiting_end), (2, 0), "{outcome:?}");
+    assert!(outcome.ups == 2 || outcome.happenings.len() > 2, "{outcome:?}");
 }
 
 #[test]
@@ -69,6 +77,11 @@ fn bad_traces_are_refused_with_advice() {
     assert!(refused(&[at(-1, pods(1))]).contains("before 0"));
     assert!(refused(&[at(0, pods(20_001))]).contains("fewer"));
     assert!(refused(&[at(100_000_000, pods(1))]).contains("less often"));
+    assert!(refused(&[at(i64::MAX - 1, pods(1))]).contains("less often"));
+    let endless = Group { count: u64::MAX, requests: Resources::default() };
+    assert!(refused(&[at(0, vec![endless, endless])]).contains("fewer"));
+    let crowd = Terms { workers: u32::MAX, ..Terms::default() };
+    assert!(run(&policy(), &[at(0, pods(1))], &crowd).unwrap_err().chain().contains("too many"));
 }
 
 fn event(rev: i64, epoch: i64, title: &str, action: Option<&str>) -> Event {
@@ -109,6 +122,9 @@ fn a_log_is_audited() {
     let told: Vec<_> = actions.iter().map(|it| (it.action.as_str(), it.ended, it.writes)).collect();
     assert_eq!(told, [("up-1", Some(60), 3), ("sd-2", None, 1)]);
     let mut bad = good.to_vec();
+    // An end that was not logged is a gap, and no second action.
+    let dead = [event(1, 0, "begin up", Some("up-1")), event(3, 400, "begin down", Some("sd-2"))];
+    assert_eq!(audit(&dead).1, Vec::<String>::new());
     bad[0].fence = 9;
     bad.push(event(6, 500, "begin up", Some("up-3")));
     let (_, wrong) = audit(&bad);

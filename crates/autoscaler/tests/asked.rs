@@ -6,8 +6,9 @@ use tenure_autoscaler::change::Change;
 use tenure_autoscaler::machine::explain::Said;
 use tenure_autoscaler::observation::{PodOwner, tags};
 use tenure_autoscaler::testing::{Gate, World, at_once};
-use tenure_autoscaler::{Adopted, Effect, Executor, Planned};
+use tenure_autoscaler::{Adopted, Drain, Effect, Executor, Planned};
 use tenure_backend::Kind;
+use tenure_store::{Condition, Write};
 
 use crate::stories::{one_worker, three_idle_workers};
 
@@ -34,6 +35,10 @@ fn a_plan_has_the_writes_and_the_first_calls_and_changes_nothing() {
         })
         .collect();
     assert_eq!(told, ["migrate", "begin up", "launch an instance for slot 0 (attempt 0)"]);
+    let Planned::Write(_, begin) = &plan.effects[1] else { panic!("{plan:?}") };
+    let Write::Update { when, .. } = begin else { panic!("{begin:?}") };
+    let rev = Condition::eq("rev", 1);
+    assert!(matches!(when, Condition::All(all) if all.contains(&rev)), "as after the first write: {when:?}");
     assert!(plan.reasons.iter().any(|reason| reason.contains("4 pods wait for 2 workers")), "{plan:?}");
     assert_eq!(plan.blockers, Vec::<String>::new());
     assert_eq!((world.item().len(), world.launches()), (0, 0), "nothing was written or launched");
@@ -126,7 +131,10 @@ fn a_node_is_drained_by_hand_and_the_rules_hold() {
     let world = three_idle_workers();
     now(executor(&world).book().migrate()).unwrap();
     let mut one = executor(&world);
-    let action = now(one.begin_drain("worker-2")).unwrap();
+    let Drain::Began { action, instance } = now(one.begin_drain("worker-2")).unwrap() else {
+        panic!("nothing is in the way");
+    };
+    assert!(!now(one.is_gone(&instance)).unwrap());
     for _ in 0..10 {
         if now(one.tick()).unwrap().state.action_id() != Some(&action) {
             break;
@@ -134,11 +142,12 @@ fn a_node_is_drained_by_hand_and_the_rules_hold() {
         world.advance(Duration::from_secs(5));
     }
     assert!(!world.live().contains(&"i-worker2".into()), "{:?}", world.live());
+    assert!(now(one.is_gone(&instance)).unwrap());
     assert_eq!(world.state().action_id(), None);
     assert_eq!(world.violations(), []);
     // Within the cooldown, and with as few as there may be, it is refused, and says so.
-    let refused = now(one.begin_drain("worker-1")).unwrap_err();
-    assert!(refused.chain().contains("cooling down"), "{}", refused.chain());
+    let refused = blockers(now(one.begin_drain("worker-1")).unwrap());
+    assert!(refused.contains("cooling down"), "{refused}");
     assert!(world.live().contains(&"i-worker1".into()));
 }
 
@@ -146,8 +155,37 @@ fn a_node_is_drained_by_hand_and_the_rules_hold() {
 fn as_few_as_there_may_be_stay() {
     let world = one_worker();
     now(executor(&world).book().migrate()).unwrap();
-    let refused = now(executor(&world).begin_drain("worker-1")).unwrap_err();
-    assert!(refused.chain().contains("fewest allowed"), "{}", refused.chain());
+    let refused = blockers(now(executor(&world).begin_drain("worker-1")).unwrap());
+    assert!(refused.contains("fewest allowed"), "{refused}");
+}
+
+fn blockers(drain: Drain) -> String {
+    match drain {
+        Drain::Blocked(check) => check.blockers.join("; "),
+        Drain::Began { action, .. } => panic!("{action} began"),
+    }
+}
+
+#[test]
+fn whoever_may_not_ask_about_an_end_is_told_before_anything_begins() {
+    let world = three_idle_workers();
+    world.deny("ask", "i-worker1", world.epoch() + 60);
+    let check = now(executor(&world).check_drain("worker-1")).unwrap();
+    assert!(check.blockers.iter().any(|why| why.contains("may not be ended")), "{check:?}");
+}
+
+#[test]
+fn beside_an_old_writer_without_an_action_nothing_is_done_by_hand() {
+    let world = three_idle_workers();
+    now(executor(&world).book().migrate()).unwrap();
+    let lock = world.epoch() + 600;
+    world.put_item(
+        world.item().with("scalingInProgress", true).with("lockOwner", "req").with("lockUntilEpoch", lock),
+    );
+    let left = now(executor(&world).collect(false)).unwrap();
+    assert!(left.reasons[0].starts_with("an old writer's action is under way"), "{left:?}");
+    let refused = blockers(now(executor(&world).begin_drain("worker-1")).unwrap());
+    assert!(refused.contains("an old writer's action is under way"), "{refused}");
 }
 
 #[test]

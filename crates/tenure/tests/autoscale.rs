@@ -120,7 +120,8 @@ const TRACE: &str = r#"{"at": 0, "pods": [{"count": 3, "cpu_millis": 500, "memor
 #[test]
 fn a_policy_is_tried_on_a_trace() {
     let site = Site::new();
-    let policy = "[autoscaler]\nworkers_max = '4'\n";
+    // As `tenure init` writes it: numbers without quotes.
+    let policy = "[store]\nurl = 'sqlite:./x.db'\n[autoscaler]\nworkers_max = 4\nevict_unmanaged = false\n";
     site.write("policy.toml", policy);
     site.write("day.jsonl", TRACE);
     let told = site.ok("autoscale simulate day.jsonl --policy policy.toml");
@@ -139,6 +140,11 @@ fn a_policy_is_tried_on_a_trace() {
     site.run("autoscale simulate bad.jsonl --policy policy.toml").expect(2).says(&["line 2", "pod"]);
     site.write("bounds.toml", "[autoscaler]\nworkers_min = '9'\nworkers_max = '4'\n");
     site.run("autoscale simulate day.jsonl --policy bounds.toml").expect(2).says(&["lower the one"]);
+    site.write("secret.toml", "[autoscaler]\nprometheus_token = \"hunter2\n");
+    let shown = site.run("autoscale simulate day.jsonl --policy secret.toml").expect(2);
+    assert!(!shown.stderr.contains("hunter2"), "{shown:?}");
+    site.write("endless.jsonl", "x".repeat(200_000));
+    site.run("autoscale simulate endless.jsonl --policy policy.toml").expect(2).says(&["line 1", "at most"]);
 }
 
 /// Two events with numbers, as executors log them, and an action that ends.

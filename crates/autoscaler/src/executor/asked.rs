@@ -78,10 +78,24 @@ pub struct DrainCheck {
     pub blockers: Vec<String>,
 }
 
+/// How a drain by hand began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Drain {
+    /// As this action.
+    Began {
+        /// Its id.
+        action: ActionId,
+        /// The instance that is to be ended.
+        instance: InstanceId,
+    },
+    /// Not at all: something is in the way.
+    Blocked(DrainCheck),
+}
+
 /// What was left behind by actions that have ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Leftovers {
-    /// What is done about it.
+    /// What was done about it, or would be.
     pub effects: Vec<Effect>,
     /// Why, and why not more.
     pub reasons: Vec<String>,
@@ -128,6 +142,8 @@ impl Executor {
                         let stamp = now.stamp(&self.policy);
                         let write = self.book.write_of(&state, &change, &stamp)?;
                         state = change.apply(&state, &stamp)?;
+                        // Every write adds one.
+                        state.rev = Some(state.rev.unwrap_or(0) + 1);
                         Planned::Write(change, write)
                     }
                     call => Planned::Call(call),
@@ -169,20 +185,20 @@ impl Executor {
     /// # Errors
     /// `Invalid` if there is no such node; else as [`Executor::tick`].
     pub async fn check_drain(&self, name: &str) -> Result<DrainCheck> {
-        let (state, seen) = self.look(Needs { metrics: false, ..Needs::ALL }, &[name.into()]).await?;
+        let (state, seen) = self.look(Needs::ALL, &[name.into()]).await?;
         self.drain_check(&state, &seen, name).await
     }
 
     /// Begins a scale-down of one node, if nothing is in the way of it. Ticks carry it on.
     ///
     /// # Errors
-    /// `Invalid` if something is in the way, and what; `Unknown` if it may have begun; else as
-    /// [`Executor::tick`].
-    pub async fn begin_drain(&mut self, name: &str) -> Result<ActionId> {
-        let (mut state, seen) = self.look(Needs { metrics: false, ..Needs::ALL }, &[name.into()]).await?;
+    /// `Invalid` if there is no such node; `Unavailable` if another was quicker; else as [`Executor::tick`].
+    pub async fn begin_drain(&mut self, name: &str) -> Result<Drain> {
+        self.book.migrate().await?;
+        let (mut state, seen) = self.look(Needs::ALL, &[name.into()]).await?;
         let check = self.drain_check(&state, &seen, name).await?;
         let (Some(id), true) = (&check.instance, check.blockers.is_empty()) else {
-            return Err(Error::invalid(format!("node {}: {}", check.node, check.blockers.join("; "))));
+            return Ok(Drain::Blocked(check));
         };
         let node = find_node(&seen, name).ok_or_else(|| no_node(name))?;
         let change = machine::begin_down(&state, &self.policy, &self.now(), (id, node));
@@ -193,13 +209,22 @@ impl Executor {
             // Refused, or not known to have landed: the state is as it was read back.
             Flow::Again if state.lock_owner.as_deref() == Some(self.book.owner()) => {}
             Flow::Again => {
-                return Err(Error::unavailable(
-                    "the state item changed under this write: look, and try again",
-                ));
+                return Err(changed());
             }
         }
         let action = state.action_id().cloned();
-        action.ok_or_else(|| Error::new(Kind::Corrupt, "an action was begun and none is under way"))
+        let action =
+            action.ok_or_else(|| Error::new(Kind::Corrupt, "an action was begun and none is under way"))?;
+        Ok(Drain::Began { action, instance: id.clone() })
+    }
+
+    /// Whether the cloud says that an instance is ending or has ended, or does not know it any more.
+    ///
+    /// # Errors
+    /// As the cloud's.
+    pub async fn is_gone(&self, id: &InstanceId) -> Result<bool> {
+        let found = self.ports.cloud.instances(self.by(), std::slice::from_ref(id)).await?;
+        Ok(!found.iter().any(|instance| instance.id == *id && instance.is_live()))
     }
 
     async fn drain_check(&self, state: &State, seen: &Observation, name: &str) -> Result<DrainCheck> {
@@ -208,12 +233,17 @@ impl Executor {
         let instance = instance_of(seen, &matches, node);
         let mut blockers = machine::begin_blockers(state, seen, &self.policy, &self.now(), node);
         match instance {
+            // Said already, and its instance is not asked for.
+            None if node.control_plane => {}
             None => blockers.push("it belongs to no instance that the cloud lists".to_owned()),
+            Some(instance) if instance.tag(tags::CLUSTER).is_some_and(|name| name != self.policy.cluster) => {
+                blockers.push(format!("instance {} is another cluster's, by its tag", instance.id));
+            }
             Some(instance) if matches.nodes_of(&instance.id).len() > 1 => {
                 blockers.push(format!("several nodes say that they are {}'s", instance.id));
             }
             Some(instance) => {
-                let asked = self.ports.cloud.why_not_end(self.by(), &instance.id).await;
+                let asked = self.why_not_end(&instance.id).await;
                 let why = asked.map_err(|error| error.during("ask whether the instance may be ended"))?;
                 blockers.extend(why.map(|why| format!("instance {} may not be ended: {why}", instance.id)));
             }
@@ -261,7 +291,9 @@ impl Executor {
     pub async fn collect(&mut self, dry_run: bool) -> Result<Leftovers> {
         // Read before anything is listed: what began since then is left alone.
         let mut state = self.book.state().await?;
-        if let Some(id) = state.action_id() {
+        if state.action().is_some() {
+            let id =
+                state.action_id().map_or_else(|| "an old writer's action".to_owned(), ToString::to_string);
             let reason = format!("{id} is under way: nothing is collected until it has ended");
             return Ok(Leftovers { reasons: vec![reason], ..Leftovers::default() });
         }
@@ -271,17 +303,24 @@ impl Executor {
                 state = change.apply(&state, &self.now().stamp(&self.policy))?;
             } else {
                 let (mut writes, mut refusals) = (Vec::new(), 0);
-                self.write(&mut state, &change, &[reason], &mut writes, &mut refusals, None).await?;
+                let flow =
+                    self.write(&mut state, &change, &[reason], &mut writes, &mut refusals, None).await?;
+                // What was listed is older than the state is now: what began since then would look like garbage.
+                if matches!(flow, Flow::Again) {
+                    return Err(changed());
+                }
             }
         }
         let Step { effects, reasons, .. } = machine::garbage(&state, &seen, &self.policy, &self.now());
-        let mut left = Leftovers { effects: effects.clone(), reasons, failures: Vec::new() };
-        if !dry_run {
-            for call in effects {
-                let what = call.what();
-                if let Err(error) = self.call(&state, call, &mut Vec::new()).await {
-                    left.failures.push(format!("{what}: {}", error.chain()));
-                }
+        let mut left = Leftovers { reasons, ..Leftovers::default() };
+        for call in effects {
+            let done = match dry_run {
+                true => Ok(Flow::Next),
+                false => self.call(&state, call.clone(), &mut Vec::new()).await,
+            };
+            match done {
+                Ok(_) => left.effects.push(call),
+                Err(error) => left.failures.push(format!("{}: {}", call.what(), error.chain())),
             }
         }
         Ok(left)
@@ -339,7 +378,10 @@ impl Executor {
         if !missing.is_empty() {
             let found = self.ports.cloud.instances(self.by(), &missing).await;
             let found = found.map_err(|error| error.during("list the instances"))?;
-            seen.instances.extend(found.into_iter().filter(|instance| missing.contains(&instance.id)));
+            let asked = found.into_iter().filter(|instance| missing.contains(&instance.id));
+            // Not one of the cluster's by its tag: it may be in another network, where addresses are the same. Only
+            // what a node says of itself counts.
+            seen.instances.extend(asked.map(|instance| Instance { private_ip: None, ..instance }));
         }
         Ok((state, seen))
     }
@@ -349,6 +391,10 @@ fn instance_of<'a>(seen: &'a Observation, matches: &Matches<'a>, node: &Node) ->
     seen.instances
         .iter()
         .find(|instance| matches.nodes_of(&instance.id).iter().any(|other| other.name == node.name))
+}
+
+fn changed() -> Error {
+    Error::unavailable("the state item changed under this write: look, and try again")
 }
 
 fn no_node(name: &str) -> Error {

@@ -15,7 +15,7 @@ use crate::change::Change;
 use crate::observation::{
     Instance, InstanceState, Lag, Load, Matches, Node, Observation, Pod, Resources, tags,
 };
-use crate::placement::Placement;
+use crate::placement::{Placement, Taint};
 use crate::policy::{Policy, seconds};
 use crate::state::{ActionId, InstanceId, State};
 
@@ -86,7 +86,7 @@ pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, 
 }
 
 /// Why nothing may begin now.
-fn blocked(state: &State, policy: &Policy, now: &Now) -> Option<String> {
+pub(super) fn blocked(state: &State, policy: &Policy, now: &Now) -> Option<String> {
     if state.is_paused() {
         return Some("paused: `tenure autoscale resume` goes on".to_owned());
     }
@@ -125,15 +125,18 @@ pub(crate) fn begin_blockers(
     let mut blockers = Vec::new();
     if let Some(id) = state.action_id() {
         blockers.push(format!("{id} is under way"));
-    } else if !state.is_migrated() {
-        blockers.push("the state item has an old form: `tenure autoscale state migrate`".to_owned());
+    } else if state.action().is_some() {
+        blockers.push("an old writer's action is under way".to_owned());
     }
     blockers.extend(blocked(state, policy, now));
     blockers.extend(view.doubt());
     if node.control_plane {
         blockers.push("it runs the control plane".to_owned());
     }
-    if view.count() <= i64::from(policy.workers_min) {
+    // One that the cloud will take away is not among them.
+    let is_leaving =
+        view.leaving.iter().any(|id| view.matches.nodes_of(id).iter().any(|it| it.name == node.name));
+    if view.count() <= i64::from(policy.workers_min) && !is_leaving {
         blockers.push(format!("{} workers are the fewest allowed", policy.workers_min));
     }
     blockers
@@ -172,10 +175,10 @@ impl Demand {
 }
 
 pub(super) struct View<'a> {
-    state: &'a State,
+    pub(super) state: &'a State,
     observation: &'a Observation,
-    policy: &'a Policy,
-    now: &'a Now,
+    pub(super) policy: &'a Policy,
+    pub(super) now: &'a Now,
     instances: BTreeMap<&'a InstanceId, &'a Instance>,
     pub(super) matches: Matches<'a>,
     /// Live workers, those that will be taken away apart.
@@ -225,13 +228,13 @@ impl<'a> View<'a> {
     fn clock_doubt(&self) -> Option<String> {
         let margin = CLOCK_DOUBT_SECONDS + seconds(self.policy.skew);
         if let Some(theirs) = self.observation.metrics_epoch
-            && self.now.epoch() - theirs > margin
+            && self.now.epoch().saturating_sub(theirs) > margin
             && !planted::is("autoscaler_any_clock")
         {
             return Some(format!(
                 "this clock is {} s ahead of the clock of the metrics: set it right, or theirs; nothing begins \
                  until then",
-                self.now.epoch() - theirs
+                self.now.epoch().saturating_sub(theirs)
             ));
         }
         let bound = self.now.epoch() + margin;
@@ -244,7 +247,7 @@ impl<'a> View<'a> {
             format!(
                 "this clock is {} s behind what others dated: set it right, or theirs; nothing begins until \
                  then",
-                latest - self.now.epoch()
+                latest.saturating_sub(self.now.epoch())
             )
         })
     }
@@ -333,7 +336,7 @@ impl<'a> View<'a> {
 
     pub(super) fn fresh_load(&self, node: &Node) -> Option<&'a Load> {
         let load = self.observation.loads.as_ref()?.get(&node.name)?;
-        let age = self.now.epoch() - load.at_epoch;
+        let age = self.now.epoch().saturating_sub(load.at_epoch);
         // From the future means that some clock is wrong: that is no measure either.
         let bound = seconds(self.policy.metrics_age_max);
         if planted::is("autoscaler_stale_load_counts") {
@@ -343,27 +346,27 @@ impl<'a> View<'a> {
     }
 
     fn is_busy(&self) -> bool {
-        let loads = self.fresh_loads();
-        self.is_above(&loads, loads.len())
+        let loads: Vec<_> =
+            self.workers.iter().filter_map(|id| self.fresh_load(self.matches.node_of(id)?)).collect();
+        self.is_above(loads.iter().map(|load| (load.cpu_percent, load.memory_percent)), loads.len())
     }
 
-    /// Whether so many workers would be busy with what all have to do now: then one would be taken away and
-    /// added in turn.
-    fn busy_without(&self, workers: usize) -> bool {
-        self.is_above(&self.fresh_loads(), workers)
+    /// Whether so many workers would be busy with what these have to do now: then one would be taken away and
+    /// added in turn. One of unknown load counts as full.
+    fn busy_without(&self, ready: &[(&InstanceId, &Node)], workers: usize) -> bool {
+        let loads = ready.iter().map(|(_, node)| {
+            self.fresh_load(node).map_or((100, 100), |load| (load.cpu_percent, load.memory_percent))
+        });
+        self.is_above(loads, workers)
     }
 
-    fn fresh_loads(&self) -> Vec<&'a Load> {
-        self.workers.iter().filter_map(|id| self.fresh_load(self.matches.node_of(id)?)).collect()
-    }
-
-    fn is_above(&self, loads: &[&Load], workers: usize) -> bool {
-        let above = |sum: u32| {
-            let count = u32::try_from(workers).unwrap_or(u32::MAX);
-            count > 0 && sum / count > self.policy.busy_percent
-        };
-        above(loads.iter().map(|load| load.cpu_percent).sum())
-            || above(loads.iter().map(|load| load.memory_percent).sum())
+    /// Whether the CPU or the memory of so many workers would be busy with that.
+    fn is_above(&self, loads: impl Iterator<Item = (u32, u32)>, workers: usize) -> bool {
+        let (cpu, memory) = loads.fold((0_u64, 0_u64), |(cpu, memory), (more_cpu, more_memory)| {
+            (cpu + u64::from(more_cpu), memory + u64::from(more_memory))
+        });
+        let bound = u64::from(self.policy.busy_percent);
+        workers > 0 && [cpu, memory].iter().any(|sum| sum / workers as u64 > bound)
     }
 
     /// Nodes that may be taken away together, the emptiest first: idle, and their pods fit elsewhere.
@@ -377,12 +380,12 @@ impl<'a> View<'a> {
         }
         let loads = self.observation.loads.iter().flatten();
         if let Some(newest) = loads.map(|(_, load)| load.at_epoch).max()
-            && self.now.epoch() - newest > seconds(self.policy.metrics_age_max)
+            && self.now.epoch().saturating_sub(newest) > seconds(self.policy.metrics_age_max)
             && !planted::is("autoscaler_stale_load_counts")
         {
             reasons.push(format!(
                 "the newest load is {} s old: the metrics are stale or this clock is ahead; nothing is taken away",
-                self.now.epoch() - newest
+                self.now.epoch().saturating_sub(newest)
             ));
             return Vec::new();
         }
@@ -412,7 +415,7 @@ impl<'a> View<'a> {
             if chosen.len() >= spare.min(self.policy.down_max as usize) {
                 break;
             }
-            if self.busy_without(ready.len() - chosen.len() - 1) && !planted::is("autoscaler_flaps") {
+            if self.busy_without(&ready, ready.len() - chosen.len() - 1) && !planted::is("autoscaler_flaps") {
                 let busy = self.policy.busy_percent;
                 reasons.push(format!(
                     "node {} idles, but without it the others would be loaded above {busy} %",
@@ -532,7 +535,8 @@ impl fmt::Display for Stays {
 
 /// Whether one more worker like one of these might take a pod.
 pub(super) fn may_take(workers: &[&Node], pod: &Pod) -> bool {
-    pod.placement == Placement::default() && workers.iter().any(|node| node.taints.is_empty())
+    pod.placement == Placement::default()
+        && workers.iter().any(|node| node.taints.iter().all(Taint::is_passing))
         || workers.iter().any(|node| pod.placement.admits_another(node.offer()))
 }
 

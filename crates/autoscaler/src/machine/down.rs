@@ -337,7 +337,7 @@ fn ask(course: &mut Course<'_>, sight: &Sight<'_>, manner: Manner) {
         };
         if let Some(why) = blocked.filter(|_| manner != Manner::Force) {
             course.says(format!("pod {}/{} stays: {why}", pod.namespace, pod.name));
-        } else if manner != Manner::Force && !may_be_evicted(pod, course.policy) {
+        } else if !may_be_evicted(pod, course.policy) {
             course.says(format!("pod {}/{} stays: nobody brings it back", pod.namespace, pod.name));
         } else if !answered && asked < EVICTIONS_MAX {
             asked += 1;

@@ -1,10 +1,10 @@
 //! What the rules say of one node or one pod, for people: the same judgements that a decision is made of.
 
 use super::Now;
-use super::decide::{View, may_take};
+use super::decide::{View, blocked, may_take};
 use super::down::may_be_evicted;
 use crate::observation::{InstanceState, Lag, Node, Observation, Pod, PodOwner, Readings, Resources, tags};
-use crate::policy::Policy;
+use crate::policy::{Policy, seconds};
 use crate::state::{Action, InstanceId, State};
 
 /// One thing that is said.
@@ -47,6 +47,8 @@ pub fn node(
             told.push(said("instance", about_instance(observation, &instance.id)));
             told.extend(phase(state, &instance.id));
         }
+        // Their instances are not asked for: nothing is done to them.
+        None if node.control_plane => {}
         None => told.push(said(
             "instance",
             "it belongs to no instance that the cloud lists: set its label `tenure.dev/instance-id`, or remove it",
@@ -70,8 +72,8 @@ pub fn node(
         told.push(said("pods", format!("{} {}", named(pod), eviction(pod, policy))));
     }
     let verdict = match instance {
+        _ if node.control_plane => "it stays: it runs the control plane".to_owned(),
         None => "it stays: its instance is not known".to_owned(),
-        Some(_) if node.control_plane => "it stays: it runs the control plane".to_owned(),
         Some(instance) if view.leaving.contains(&instance.id) => {
             "the cloud will take it away: another worker is added for it".to_owned()
         }
@@ -96,7 +98,13 @@ fn removal(view: &View<'_>, id: &InstanceId, node: &Node, pods: &[&Pod]) -> Stri
     }
     let chosen = view.candidates(&mut reasons);
     if chosen.iter().any(|(other, _)| *other == id) {
-        return "it is among those that are taken away next".to_owned();
+        let since = view.state.idle_since_epoch.filter(|since| *since > 0).unwrap_or(view.now.epoch());
+        let left = since.saturating_add(seconds(view.policy.idle_window)) - view.now.epoch();
+        return match held(view) {
+            Some(why) => format!("it idles, and would be taken away; but {why}"),
+            None if left > 0 => format!("it idles, and is taken away if that lasts for {left} s more"),
+            None => "it is among those that are taken away next".to_owned(),
+        };
     }
     let why = reasons.into_iter().filter(|reason| reason.contains(&node.name) || chosen.is_empty());
     let why: Vec<_> = why.collect();
@@ -160,7 +168,20 @@ fn demanded(view: &View<'_>, policy: &Policy, pod: &Pod) -> String {
     }
     let mut reasons = Vec::new();
     view.demand(&mut reasons);
+    if view.count() >= i64::from(policy.workers_max) {
+        reasons.push(format!("but {} workers are the most allowed", policy.workers_max));
+    }
+    reasons.extend(held(view).map(|why| format!("but {why}")));
     format!("it waits, and counts: {}", reasons.join("; "))
+}
+
+/// Why nothing begins now, whatever is wanted.
+fn held(view: &View<'_>) -> Option<String> {
+    let under_way = view.state.action().map(|_| match view.state.action_id() {
+        Some(id) => format!("{id} is under way"),
+        None => "an old writer's action is under way".to_owned(),
+    });
+    under_way.or_else(|| blocked(view.state, view.policy, view.now)).or_else(|| view.doubt())
 }
 
 /// The node of that name, or of the instance of that id.

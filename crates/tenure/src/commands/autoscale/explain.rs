@@ -15,6 +15,8 @@ use crate::output::one_line;
 
 /// Most events that are read.
 const EVENTS_MAX: usize = 100_000;
+/// What the writes begin with that end an action.
+const ENDS: [&str; 3] = ["complete", "fail", "clear"];
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -132,7 +134,10 @@ async fn action(id: Option<&str>, book: &Book, context: &Context) -> anyhow::Res
     }
     let how = match (is_current, of_it.last()) {
         (true, _) => "is under way".to_owned(),
-        (false, Some(last)) => format!("has ended: `{}`", one_line(&last.event)),
+        (false, Some(last)) if ENDS.iter().any(|end| last.event.starts_with(end)) => {
+            format!("has ended: `{}`", one_line(&last.event))
+        }
+        (false, Some(_)) => "is not under way any more; the log does not say how it ended".to_owned(),
         (false, None) => String::new(),
     };
     context.out.line(&format!("{} {how}", one_line(id)))?;

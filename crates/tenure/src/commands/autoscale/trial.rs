@@ -1,6 +1,6 @@
 //! `tenure autoscale simulate` and `replay`: a policy on a trace of demand, on paper; and what a log tells.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -18,12 +18,15 @@ use crate::context::Context;
 use crate::duration;
 use crate::failure::{FAILED, misuse, misuse_if_invalid};
 use crate::output::{Output, aligned, one_line};
+use crate::settings;
 
 /// Most lines of a trace, and most bytes of a line.
 const LINES_MAX: usize = 200_000;
-const LINE_BYTES_MAX: usize = 100_000;
+const LINE_BYTES_MAX: u64 = 100_000;
 /// Most events that are read.
 const EVENTS_MAX: usize = 100_000;
+/// About as many ticks as a long log is tried with.
+const TICKS_LONG: u64 = 100_000;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -52,7 +55,7 @@ pub(super) struct SimulateArgs {
 /// The policy, and the world that it is tried in.
 #[derive(clap::Args)]
 struct TermArgs {
-    /// A file with an [autoscaler] section, in place of the one in force
+    /// A file like tenure.toml, whose [autoscaler] counts in place of the one in force
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
@@ -95,19 +98,9 @@ impl TermArgs {
     }
 }
 
+/// Read as `tenure.toml` is, and by itself: what the environment says is not about this policy.
 fn read_policy(path: &Path) -> anyhow::Result<Settings> {
-    /// Other sections of a `tenure.toml` are nobody's business here.
-    #[derive(Deserialize)]
-    struct File {
-        autoscaler: Settings,
-    }
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| misuse(format!("read the policy {}: {error}", path.display())))?;
-    let file: File = toml::from_str(&text).map_err(|error| {
-        misuse(format!("the policy {}: {}", path.display(), one_line(&error.to_string())))
-    })?;
-    file.autoscaler.validate().map_err(|mistake| misuse(format!("{}: {mistake}", path.display())))?;
-    Ok(file.autoscaler)
+    Ok(settings::load(Some(path), std::iter::empty(), Vec::new())?.settings.autoscaler)
 }
 
 pub(super) fn simulate(args: &SimulateArgs, context: &Context) -> anyhow::Result<ExitCode> {
@@ -178,30 +171,36 @@ impl From<Line> for Demand {
 
 fn read_trace(path: &Path) -> anyhow::Result<Vec<Demand>> {
     let named = path.display();
-    let reader: Box<dyn BufRead> = if path == Path::new("-") {
+    let mut reader: Box<dyn BufRead> = if path == Path::new("-") {
         Box::new(std::io::stdin().lock())
     } else {
         let file =
             std::fs::File::open(path).map_err(|error| misuse(format!("open the trace {named}: {error}")))?;
         Box::new(BufReader::new(file))
     };
-    let mut trace = Vec::new();
-    for (index, line) in reader.lines().enumerate() {
-        let number = index + 1;
-        let line = line.map_err(|error| misuse(format!("read line {number} of {named}: {error}")))?;
-        if line.trim().is_empty() {
-            continue;
+    let (mut trace, mut number) = (Vec::new(), 0);
+    loop {
+        number += 1;
+        let mut line = String::new();
+        // No more is read than a line may have: a file without lines may never end.
+        let mut part = reader.by_ref().take(LINE_BYTES_MAX + 1);
+        let read = part.read_line(&mut line);
+        let read = read.map_err(|error| misuse(format!("read line {number} of {named}: {error}")))?;
+        if read == 0 {
+            return Ok(trace);
         }
-        if number > LINES_MAX || line.len() > LINE_BYTES_MAX {
+        if number > LINES_MAX || read as u64 > LINE_BYTES_MAX {
             return Err(misuse(format!(
                 "line {number} of {named}: at most {LINES_MAX} lines of {LINE_BYTES_MAX} bytes are read"
             )));
+        }
+        if line.trim().is_empty() {
+            continue;
         }
         let line: Line = serde_json::from_str(&line)
             .map_err(|error| misuse(format!("line {number} of {named}: {error}; see `simulate --help`")))?;
         trace.push(line.into());
     }
-    Ok(trace)
 }
 
 // === the outcome ===
@@ -294,7 +293,7 @@ pub(super) struct ReplayArgs {
     since: Option<Duration>,
 
     /// Print the trace for `simulate`, and nothing else
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["policy", "join", "every", "workers", "tail"])]
     trace: bool,
 
     #[command(flatten)]
@@ -333,7 +332,7 @@ pub(super) async fn replay(args: &ReplayArgs, book: &Book, context: &Context) ->
             }))?;
             continue;
         }
-        let took = it.began.zip(it.ended).map(|(began, ended)| format!("{} s", ended - began));
+        let took = it.began.zip(it.ended).map(|(began, ended)| format!("{} s", ended.saturating_sub(began)));
         cells.push([
             moment(it.began.or(it.ended)),
             one_line(&it.action),
@@ -348,7 +347,11 @@ pub(super) async fn replay(args: &ReplayArgs, book: &Book, context: &Context) ->
     for what in &wrong {
         out.say(|| json!({ "wrong": what }), || format!("wrong: {}", one_line(what)))?;
     }
-    let tried = retry(args, &trace, context)?;
+    // What cannot be tried does not hide what was found.
+    let tried = retry(args, &trace, context).unwrap_or_else(|error| {
+        tracing::warn!(error = format!("{error:#}"), "the policy cannot be tried on this log");
+        None
+    });
     if out.is_json() {
         out.json_line(&json!({
             "events": events.len(),
@@ -374,5 +377,9 @@ fn retry(args: &ReplayArgs, trace: &[Demand], context: &Context) -> anyhow::Resu
         return Ok(None);
     }
     let policy = args.terms.policy(context)?;
-    trial::run(&policy, trace, &args.terms.terms()?).map(Some).map_err(misuse_if_invalid)
+    let mut terms = args.terms.terms()?;
+    // A long log is tried in larger steps.
+    let span = trace.last().map_or(0, |last| u64::try_from(last.at).unwrap_or(0));
+    terms.every = terms.every.max(Duration::from_secs(span / TICKS_LONG));
+    trial::run(&policy, trace, &terms).map(Some).map_err(misuse_if_invalid)
 }

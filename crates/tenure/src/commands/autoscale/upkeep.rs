@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use tenure_autoscaler::state::InstanceId;
-use tenure_autoscaler::{Adopted, DrainCheck, Effect};
+use tenure_autoscaler::{Adopted, Drain, DrainCheck, Effect, Executor};
 
 use super::edges;
 use crate::context::Context;
@@ -23,7 +23,7 @@ nothing is changed. Without it, a scale-down of that one node begins, if nothing
 until it has ended; SIGINT and SIGTERM leave it to the next executor. A node that cannot be emptied in time is given
 back.
 
-Exit status 3 if something is in the way.
+Exit status 3 if something is in the way, 1 if the node was given back.
 
 Examples:
   tenure autoscale drain ip-10-0-1-7 --dry-run
@@ -44,26 +44,29 @@ pub(super) async fn drain(args: &DrainArgs, context: &Context) -> anyhow::Result
         return tell_check(&check, &context.out);
     }
     let mut executor = edges::executor(context).await?;
-    let check = executor.check_drain(&args.node).await.map_err(misuse_if_invalid)?;
-    if !check.blockers.is_empty() {
-        return tell_check(&check, &context.out);
-    }
     let stop = shutdown::on_signal()?;
-    let action = executor.begin_drain(&args.node).await.map_err(misuse_if_invalid)?;
-    context
-        .out
-        .say(|| json!({ "action": action.as_str(), "node": check.node }), || format!("began {action}"))?;
+    let (action, instance) = match executor.begin_drain(&args.node).await.map_err(misuse_if_invalid)? {
+        Drain::Blocked(check) => return tell_check(&check, &context.out),
+        Drain::Began { action, instance } => (action, instance),
+    };
+    let began = || json!({ "action": action.as_str(), "instance": instance.as_str() });
+    context.out.say(began, || format!("began {action}: instance {instance} goes"))?;
+    context.out.flush()?;
     let mut told = Vec::new();
     while !stop.is_cancelled() {
-        let tick = executor.tick().await.map_err(misuse_if_invalid)?;
-        if tick.reasons != told || !tick.writes.is_empty() || !tick.failures.is_empty() {
-            super::run::tell(&tick, &context.out)?;
-            context.out.flush()?;
-        }
-        told.clone_from(&tick.reasons);
-        if tick.state.action_id() != Some(&action) {
-            let is_gone = tick.state.last_failure.is_none();
-            return Ok(if is_gone { ExitCode::SUCCESS } else { ExitCode::from(FAILED) });
+        match executor.tick().await {
+            Ok(tick) => {
+                if tick.reasons != told || !tick.writes.is_empty() || !tick.failures.is_empty() {
+                    super::run::tell(&tick, &context.out)?;
+                    context.out.flush()?;
+                }
+                if tick.state.action_id() != Some(&action) {
+                    return ended(&executor, &instance, context).await;
+                }
+                told = tick.reasons;
+            }
+            // The node may be cordoned: whoever began that does not leave it for an answer that was late.
+            Err(error) => tracing::error!(error = %error.chain(), "a tick failed; the next one goes on"),
         }
         tokio::select! {
             biased;
@@ -73,6 +76,19 @@ pub(super) async fn drain(args: &DrainArgs, context: &Context) -> anyhow::Result
     }
     tracing::warn!(action_id = %action, "left as it is: the next executor goes on with it");
     Ok(ExitCode::from(FAILED))
+}
+
+/// Whoever ended it, the instance tells how.
+async fn ended(executor: &Executor, instance: &InstanceId, context: &Context) -> anyhow::Result<ExitCode> {
+    let gone = executor.is_gone(instance).await.map_err(misuse_if_invalid)?;
+    context.out.say(
+        || json!({ "instance": instance.as_str(), "gone": gone }),
+        || match gone {
+            true => format!("instance {instance} is gone"),
+            false => format!("instance {instance} stays: its node was given back"),
+        },
+    )?;
+    Ok(if gone { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 fn tell_check(check: &DrainCheck, out: &Output) -> anyhow::Result<ExitCode> {
