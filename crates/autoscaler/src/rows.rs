@@ -250,7 +250,7 @@ impl<'a> Reader<'a> {
                 Kind::Corrupt,
                 format!(
                     "attribute `{name}` of the state item is {} and should be {wanted}: `tenure autoscale state \
-                     repair` mends what it can, or correct it by hand; nothing scales until then",
+                     repair` mends what it can, `tenure store update` the rest; nothing scales until then",
                     shown(value)
                 ),
             )
