@@ -206,7 +206,7 @@ const LEASES: [Bug; 38] = [
 ];
 
 /// First the ordering rules of `crates/autoscaler/src/rules.rs`, then one by one what the checkers hold.
-const AUTOSCALER: [Bug; 35] = [
+const AUTOSCALER: [Bug; 36] = [
     bug("autoscaler_list_before_read", "rule 1, AS-3"),
     bug("autoscaler_orphans_at_sight", "rule 2, AS-4"),
     bug("autoscaler_effect_before_intent", "rule 3, AS-4"),
@@ -241,6 +241,7 @@ const AUTOSCALER: [Bug; 35] = [
     bug("autoscaler_marked_stays_open", "heals"),
     bug("autoscaler_end_unasked", "heals"),
     bug("autoscaler_reaps_for_ever", "heals"),
+    bug("autoscaler_flaps", "one action per decision"),
     bug("autoscaler_one_failure_stops_all", "heals"),
 ];
 

@@ -9,10 +9,11 @@ use tenure_store::{Item, Page, Query, Store, Write, Written};
 use tracing::{info, warn};
 
 use crate::change::{Change, Stamp};
-use crate::log::Event;
+use crate::log::{Event, Snapshot};
 use crate::policy::seconds;
+use crate::repair::{Repair, repair};
 use crate::rows::{self, CLUSTER, decode, state_key};
-use crate::state::{InstanceId, Interrupt, State};
+use crate::state::{InstanceId, Interrupt, InterruptKind, State};
 use crate::table;
 
 /// Most writes that a person's command tries before it gives up: each lost race is a write of another's.
@@ -97,6 +98,18 @@ impl Book {
         decode(&self.item().await?.unwrap_or_default())
     }
 
+    /// Keys of other items in the state table, so many at most: executors read `cluster` alone.
+    ///
+    /// # Errors
+    /// As the store's.
+    pub async fn strangers(&self, most: usize) -> Result<Vec<String>> {
+        let page = Page { limit: most + 1, after: None };
+        let listing = self.store.scan(self.by(), &self.places.state_table, &page).await;
+        let items = listing.map_err(|error| error.during("look for other items"))?.items;
+        let keys = items.iter().filter_map(|item| item.get("pk")?.as_text());
+        Ok(keys.filter(|key| *key != CLUSTER).map(str::to_owned).collect())
+    }
+
     /// Events since then, oldest first, so many at most, and what is there and is no event.
     ///
     /// # Errors
@@ -140,7 +153,11 @@ impl Book {
     pub async fn interrupt(&self, instance: &InstanceId, interrupt: Interrupt) -> Result<()> {
         let change = Change::Interrupt { instance: instance.clone(), interrupt };
         let told = |state: &State| state.interrupted().any(|(id, _)| id == instance);
-        self.command(&change, told).await
+        let reason = match interrupt.kind {
+            InterruptKind::Spot => format!("the spot capacity of instance {instance} is taken back"),
+            InterruptKind::Rebalance => format!("the cloud advises to move away from instance {instance}"),
+        };
+        self.command(&change, &[reason], told).await
     }
 
     /// Asks that nothing new begins, or that it may again.
@@ -149,7 +166,7 @@ impl Book {
     /// As [`Book::interrupt`].
     pub async fn pause(&self, paused: bool) -> Result<()> {
         let change = if paused { Change::Pause } else { Change::Resume };
-        self.command(&change, |state| state.is_paused() == paused).await
+        self.command(&change, &[], |state| state.is_paused() == paused).await
     }
 
     /// Gives the item the form of this version.
@@ -163,11 +180,50 @@ impl Book {
             if state.is_migrated() {
                 return Ok(());
             }
-            self.try_command(&state, &Change::Migrate, &mut attempts).await?;
+            self.try_command(&state, &Change::Migrate, &[], &mut attempts).await?;
         }
     }
 
-    async fn command(&self, change: &Change, is_done: impl Fn(&State) -> bool) -> Result<()> {
+    /// Mends what can be mended of an item that nobody can go on with, and says what is left to do. With `dry_run`
+    /// nothing is written. `None` if there is no item.
+    ///
+    /// # Errors
+    /// As [`Book::interrupt`].
+    pub async fn repair(&self, dry_run: bool) -> Result<Option<Repair>> {
+        // What was sent and not answered: if it is found in order then, that landed.
+        let mut sent: Option<Repair> = None;
+        for _ in 0..ATTEMPTS_MAX {
+            let Some(item) = self.item().await? else { return Ok(None) };
+            let repair = repair(&item, self.clock.wall().as_seconds());
+            if let Some(sent) = sent.take().filter(|_| repair.mended.is_empty()) {
+                let after = decode(&item).unwrap_or_default();
+                self.log_as("repair", &after, &after, &sent.mended, None).await;
+                return Ok(Some(sent));
+            }
+            let Some(write) = repair.write(&self.places.state_table, &item).filter(|_| !dry_run) else {
+                return Ok(Some(repair));
+            };
+            match self.send(&write).await {
+                Ok(Written::Applied(after)) => {
+                    let (before, after) =
+                        (decode(&item).unwrap_or_default(), decode(&after).unwrap_or_default());
+                    self.log_as("repair", &before, &after, &repair.mended, None).await;
+                    return Ok(Some(repair));
+                }
+                Ok(Written::Refused(_)) => {}
+                Err(error) if error.kind() == Kind::Unknown => sent = Some(repair),
+                Err(error) => return Err(error),
+            }
+        }
+        Err(keeps_changing())
+    }
+
+    async fn command(
+        &self,
+        change: &Change,
+        reasons: &[String],
+        is_done: impl Fn(&State) -> bool,
+    ) -> Result<()> {
         self.migrate().await?;
         let mut attempts = 0;
         loop {
@@ -175,20 +231,26 @@ impl Book {
             if is_done(&state) {
                 return Ok(());
             }
-            self.try_command(&state, change, &mut attempts).await?;
+            self.try_command(&state, change, reasons, &mut attempts).await?;
         }
     }
 
-    async fn try_command(&self, state: &State, change: &Change, attempts: &mut u32) -> Result<()> {
+    async fn try_command(
+        &self,
+        state: &State,
+        change: &Change,
+        reasons: &[String],
+        attempts: &mut u32,
+    ) -> Result<()> {
         *attempts += 1;
         if *attempts > ATTEMPTS_MAX {
-            return Err(Error::unavailable("the state item keeps changing under this write: try again"));
+            return Err(keeps_changing());
         }
         // A person's command holds no lease, and judges nobody's.
         let now_ms = self.clock.wall().as_millis();
         let stamp = Stamp { owner: self.owner.clone(), now_ms, lease_ms: 0, skew_ms: 0 };
         match self.send(&self.write_of(state, change, &stamp)?).await {
-            Ok(Written::Applied(item)) => self.log(state, &decode(&item)?, change, &[]).await,
+            Ok(Written::Applied(item)) => self.log(state, &decode(&item)?, change, reasons, None).await,
             Ok(Written::Refused(_)) => {}
             // Read back: whether it landed is seen there.
             Err(error) if error.kind() == Kind::Unknown => {}
@@ -213,10 +275,27 @@ impl Book {
     }
 
     /// An event that cannot be stored is told and left out: the state is what counts.
-    pub(crate) async fn log(&self, before: &State, after: &State, change: &Change, reasons: &[String]) {
-        let title = change.name().row().title;
+    pub(crate) async fn log(
+        &self,
+        before: &State,
+        after: &State,
+        change: &Change,
+        reasons: &[String],
+        decided: Option<Snapshot>,
+    ) {
+        self.log_as(change.name().row().title, before, after, reasons, decided).await;
+    }
+
+    async fn log_as(
+        &self,
+        title: &str,
+        before: &State,
+        after: &State,
+        reasons: &[String],
+        decided: Option<Snapshot>,
+    ) {
         let now = self.clock.wall().as_seconds();
-        let event = Event::of(before, after, title, &self.owner, now, reasons);
+        let event = Event { seen: decided, ..Event::of(before, after, title, &self.owner, now, reasons) };
         let action = event.action.as_ref().map(ToString::to_string).unwrap_or_default();
         info!(rev = event.rev, action_id = action, event = title, reasons = ?event.reasons, "state changed");
         let Some(logs) = &self.places.logs_table else { return };
@@ -230,4 +309,8 @@ impl Book {
     pub(crate) fn by(&self) -> Monotonic {
         self.clock.deadline(self.places.call_timeout)
     }
+}
+
+fn keeps_changing() -> Error {
+    Error::unavailable("the state item keeps changing under this write: try again")
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeSet;
 use crate::state::{Action, InstanceId, Legacy, SlotPhase, State};
 
 /// By how much clocks may differ before an epoch in the future is remarkable.
-const CLOCKS_APART_SECONDS: i64 = 300;
+pub(crate) const CLOCKS_APART_SECONDS: i64 = 300;
 /// No action takes so long.
-const LOCK_SECONDS_MAX: i64 = 86_400;
+pub(crate) const LOCK_SECONDS_MAX: i64 = 86_400;
 /// DynamoDB keeps items of 400 KB; beyond this one it is time to look.
 const ITEM_BYTES_ALARM: usize = 300_000;
 
@@ -70,16 +70,16 @@ fn action(state: &State, now_epoch: i64, found: &mut Findings) {
         Action::Up(_) | Action::Down(_) => {}
     }
     if let Some(deadline) = state.action_deadline_epoch.filter(|deadline| *deadline < now_epoch) {
-        let late = now_epoch - deadline;
+        let late = now_epoch.saturating_sub(deadline);
         found.wrong(format!(
             "the action is past its deadline since {late} s: see that an executor runs, and what its log says"
         ));
     } else if let Some(lease) = state
         .lease_until_ms
         .map(|ms| ms.div_euclid(1000))
-        .filter(|lease| lease + CLOCKS_APART_SECONDS < now_epoch)
+        .filter(|lease| lease.saturating_add(CLOCKS_APART_SECONDS) < now_epoch)
     {
-        let gone = now_epoch - lease;
+        let gone = now_epoch.saturating_sub(lease);
         found.wrong(format!("nobody has carried the action on since {gone} s: see that an executor runs"));
     }
 }
@@ -118,15 +118,17 @@ fn clocks(state: &State, now_epoch: i64, found: &mut Findings) {
     ];
     for (name, epoch) in epochs {
         if let Some(ahead) =
-            epoch.map(|epoch| epoch - now_epoch).filter(|ahead| *ahead > CLOCKS_APART_SECONDS)
+            epoch.map(|epoch| epoch.saturating_sub(now_epoch)).filter(|ahead| *ahead > CLOCKS_APART_SECONDS)
         {
             found.wrong(format!(
                 "`{name}` is {ahead} s in the future: a clock is wrong, here or where it was written"
             ));
         }
     }
-    if let Some(ahead) =
-        state.lock_until_epoch.map(|until| until - now_epoch).filter(|ahead| *ahead > LOCK_SECONDS_MAX)
+    if let Some(ahead) = state
+        .lock_until_epoch
+        .map(|until| until.saturating_sub(now_epoch))
+        .filter(|ahead| *ahead > LOCK_SECONDS_MAX)
     {
         found.wrong(format!("the lock lasts for another {ahead} s: no action takes a day; a clock was wrong, or milliseconds were written for seconds"));
     }

@@ -13,6 +13,8 @@
 //! # Assumptions
 //! No two executors have the same owner name: [`Book::new`] adds a nonce.
 
+mod asked;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -24,6 +26,7 @@ use tracing::warn;
 
 use crate::book::{Book, Places};
 use crate::change::Change;
+use crate::log::Snapshot;
 use crate::machine::{Effect, Manner, Needs, Now, Step, needs, step};
 use crate::observation::{Answer, Lag, LaunchOrder, Observation, Readings, tags};
 use crate::policy::{Policy, Readiness, millis, seconds};
@@ -32,6 +35,8 @@ use crate::rows::decode;
 use crate::rules::Rule;
 use crate::state::{ActionId, InstanceId, State};
 use crate::table::Name;
+
+pub use asked::{Adopted, Drain, DrainCheck, Leftovers, Plan, Planned};
 
 /// Most rounds of one tick: two actions of fifty targets with every phase written alone stay below.
 const ROUNDS_MAX: u32 = 500;
@@ -153,17 +158,6 @@ impl Executor {
         &self.book
     }
 
-    /// What a tick would do first, without doing it.
-    ///
-    /// # Errors
-    /// As [`Executor::tick`].
-    pub async fn plan(&self) -> Result<(State, Step)> {
-        let state = self.book.state().await?;
-        let observation = self.observe(needs(&state, &[], &self.now(), &self.policy), &state).await?;
-        let step = step(&state, &observation, &self.policy, &self.now());
-        Ok((state, step))
-    }
-
     /// Goes on with what is under way, or decides whether to begin something, until there is nothing to do
     /// right now.
     ///
@@ -188,14 +182,15 @@ impl Executor {
                 }
             };
             observation.answers = answers.clone();
-            let Step { effects, reasons } = step(&state, &observation, &self.policy, &self.now());
+            let Step { effects, reasons, .. } = step(&state, &observation, &self.policy, &self.now());
             if effects.is_empty() {
                 return Ok(Tick { state, writes, reasons, failures });
             }
             for effect in effects {
                 let flow = match effect {
                     Effect::Write(change) => {
-                        self.write(&mut state, &change, &reasons, &mut writes, &mut refusals).await?
+                        let decided = Snapshot::of(&change, &observation);
+                        self.write(&mut state, &change, &reasons, &mut writes, &mut refusals, decided).await?
                     }
                     call => {
                         let (what, told) = (call.what(), answers.len());
@@ -332,6 +327,7 @@ impl Executor {
         reasons: &[String],
         writes: &mut Vec<Name>,
         refusals: &mut u32,
+        decided: Option<Snapshot>,
     ) -> Result<Flow> {
         let stamp = self.now().stamp(&self.policy);
         let write = match self.book.write_of(state, change, &stamp) {
@@ -356,7 +352,7 @@ impl Executor {
                     self.lease_until = Some(sent + self.policy.lease.saturating_sub(self.policy.skew));
                 }
                 writes.push(change.name());
-                self.book.log(state, &after, change, reasons).await;
+                self.book.log(state, &after, change, reasons, decided).await;
                 *state = after;
                 Ok(Flow::Next)
             }
@@ -388,10 +384,10 @@ impl Executor {
         match call {
             Effect::Write(_) => {}
             Effect::Launch(order) => answers.push(self.launch(state, &order).await?),
-            Effect::AskEnd(id) => answers.push(match cloud.why_not_end(by, &id).await? {
-                None => Answer::Endable(id),
-                Some(why) => Answer::Unendable { instance: id, why },
-            }),
+            Effect::AskEnd(id) => match self.why_not_end(&id).await? {
+                None => answers.push(Answer::Endable(id)),
+                Some(why) => answers.push(Answer::Unendable { instance: id, why }),
+            },
             Effect::Terminate(id) => match cloud.terminate(by, &id).await {
                 Ok(Ended::Accepted) => answers.push(Answer::Terminated(id)),
                 Ok(Ended::NotFound) => answers.push(Answer::NotFound(id)),
@@ -436,6 +432,14 @@ impl Executor {
             }
         }
         Ok(Flow::Next)
+    }
+
+    /// Whoever may not even ask may not end it either.
+    async fn why_not_end(&self, id: &InstanceId) -> Result<Option<String>> {
+        match self.ports.cloud.why_not_end(self.by(), id).await {
+            Err(error) if matches!(error.kind(), Kind::Denied | Kind::Invalid) => Ok(Some(error.chain())),
+            answer => answer,
+        }
     }
 
     async fn launch(&mut self, state: &State, order: &LaunchOrder) -> Result<Answer> {

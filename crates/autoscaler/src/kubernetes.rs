@@ -685,7 +685,10 @@ mod tests {
         let spec = pod.spec.get_or_insert_default();
         spec.containers =
             vec![container("100m", "64Mi", None), container("200m", "64Mi", None), Container::default()];
-        assert_eq!(seen_pod(pod.clone()).unwrap().requests, Resources { cpu_millis: 300, memory_mib: 128 });
+        assert_eq!(
+            seen_pod(pod.clone(), &Volumes::default()).unwrap().requests,
+            Resources { cpu_millis: 300, memory_mib: 128 }
+        );
         // One that runs first and alone asks for more CPU; one that stays is added to what comes after it.
         let spec = pod.spec.get_or_insert_default();
         spec.init_containers = Some(vec![
@@ -694,9 +697,12 @@ mod tests {
             container("100m", "1Mi", None),
         ]);
         spec.overhead = Some(quantities("10m", "1Mi"));
-        assert_eq!(seen_pod(pod.clone()).unwrap().requests, Resources { cpu_millis: 1010, memory_mib: 161 });
+        assert_eq!(
+            seen_pod(pod.clone(), &Volumes::default()).unwrap().requests,
+            Resources { cpu_millis: 1010, memory_mib: 161 }
+        );
         pod.spec.get_or_insert_default().containers[0] = container("lots", "1", None);
-        let error = seen_pod(pod).unwrap_err();
+        let error = seen_pod(pod, &Volumes::default()).unwrap_err();
         assert_eq!(error.kind(), Kind::Corrupt);
         assert!(error.chain().contains("cpu `lots` is no quantity"), "{error:?}");
     }
@@ -728,7 +734,7 @@ mod tests {
         let stores = |volume: Volume| {
             let mut pod = ApiPod::default();
             pod.spec.get_or_insert_default().volumes = Some(vec![Volume::default(), volume]);
-            seen_pod(pod).unwrap().local_storage
+            seen_pod(pod, &Volumes::default()).unwrap().local_storage
         };
         let empty_dir = |medium: Option<&str>| {
             let source =

@@ -14,6 +14,8 @@
 //!   ec2.rs                    instances by the AWS SDK         (feature `ec2`)
 //!   edges.rs                  all three together
 //!   backlog.rs                how far consumers are behind     (feature `backlog`)
+//!   trial.rs                  a policy on a trace of demand, on paper
+//!   check.rs · repair.rs      what is wrong with an item, and mending it
 //!   settings.rs               what an operator writes          (feature `settings`)
 //! ```
 
@@ -39,6 +41,7 @@ mod policy;
 pub mod ports;
 #[cfg(feature = "prometheus")]
 pub mod prometheus;
+pub mod repair;
 pub mod rows;
 pub mod rules;
 #[cfg(feature = "settings")]
@@ -47,10 +50,11 @@ pub mod state;
 pub mod table;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod trial;
 
 pub use book::{Book, Places};
 #[cfg(feature = "edges")]
 pub use edges::Edges;
-pub use executor::{Builder, Executor, Ports, Tick};
+pub use executor::{Adopted, Builder, Drain, DrainCheck, Executor, Leftovers, Plan, Planned, Ports, Tick};
 pub use machine::{Effect, Needs, Now, Step, needs, step};
 pub use policy::{Policy, Readiness};

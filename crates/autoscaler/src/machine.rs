@@ -7,6 +7,7 @@
 
 mod decide;
 mod down;
+pub mod explain;
 mod garbage;
 mod up;
 
@@ -20,6 +21,9 @@ use crate::observation::{Answer, CordonMark, LaunchOrder, Observation};
 use crate::policy::{Policy, millis, seconds};
 use crate::state::{ADOPTED_MAX, Action, ActionId, InstanceId, Legacy, Slot, SlotPhase, State, Up, UpPhase};
 use crate::table::LEGACY_OVER_SECONDS;
+
+pub(crate) use decide::{begin_blockers, begin_down};
+pub(crate) use down::may_be_evicted;
 
 /// Once the lock is ahead by less, it is extended: the next tick may come a minute or two later.
 const LOCK_LEFT_MIN_SECONDS: i64 = 120;
@@ -175,15 +179,22 @@ pub struct Step {
     pub effects: Vec<Effect>,
     /// Why, for people.
     pub reasons: Vec<String>,
+    /// Those of the reasons that keep something wanted from being done.
+    pub blockers: Vec<String>,
 }
 
 impl Step {
     fn because(reason: impl Into<String>) -> Self {
-        Self { effects: Vec::new(), reasons: vec![reason.into()] }
+        Self { reasons: vec![reason.into()], ..Self::default() }
+    }
+
+    fn blocked(reason: impl Into<String>) -> Self {
+        let reason = reason.into();
+        Self { blockers: vec![reason.clone()], ..Self::because(reason) }
     }
 
     fn write(change: Change, reason: impl Into<String>) -> Self {
-        Self { effects: vec![Effect::Write(change)], reasons: vec![reason.into()] }
+        Self { effects: vec![Effect::Write(change)], ..Self::because(reason) }
     }
 }
 
@@ -201,6 +212,12 @@ pub struct Needs {
 impl Needs {
     /// All there is.
     pub const ALL: Self = Self { machines: true, pods: true, metrics: true };
+
+    /// Whether whoever saw this has seen that.
+    #[must_use]
+    pub const fn cover(self, that: Self) -> bool {
+        (self.machines || !that.machines) && (self.pods || !that.pods) && (self.metrics || !that.metrics)
+    }
 }
 
 /// What [`step`] must see to decide on this state.
@@ -242,11 +259,11 @@ pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now
             && state.old_lock().is_some_and(|until| until >= lock_limit)
             && !planted::is("autoscaler_takes_the_lock_back")
         {
-            return Step::because(format!("{owner}, an old writer, holds the lock"));
+            return Step::blocked(format!("{owner}, an old writer, holds the lock"));
         }
         return match state.lease_until_ms {
             Some(until) if until >= now.ms - millis(policy.skew) => {
-                Step::because(format!("{owner} carries the action on"))
+                Step::blocked(format!("{owner} carries the action on"))
             }
             _ => Step::write(Change::TakeOver, format!("the lease of {owner} is over")),
         };
@@ -270,15 +287,8 @@ pub fn step(state: &State, observation: &Observation, policy: &Policy, now: &Now
 }
 
 fn idle(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
-    let seen = garbage::highest_number(observation);
-    if seen > state.action_seq() && !planted::is("autoscaler_number_starts_anew") {
-        return Step::write(
-            Change::Recount { seq: seen },
-            format!(
-                "an action {seen} left its mark, and the item knows of {}: it was lost",
-                state.action_seq()
-            ),
-        );
+    if let Some((change, reason)) = recount(state, observation) {
+        return Step::write(change, reason);
     }
     let mut step = decide::decide(state, observation, policy, now);
     let begins =
@@ -287,6 +297,23 @@ fn idle(state: &State, observation: &Observation, policy: &Policy, now: &Now) ->
         garbage::collect(state, observation, policy, now, &mut step);
         step.effects.retain(|effect| !observation.failed(&effect.what()));
     }
+    step
+}
+
+/// The item was lost and made anew, and what its earlier actions left would be nobody's.
+pub(crate) fn recount(state: &State, observation: &Observation) -> Option<(Change, String)> {
+    let seen = garbage::highest_number(observation);
+    let known = state.action_seq();
+    (seen > known && !planted::is("autoscaler_number_starts_anew")).then(|| {
+        let reason = format!("an action {seen} left its mark, and the item knows of {known}: it was lost");
+        (Change::Recount { seq: seen }, reason)
+    })
+}
+
+/// What ended actions left behind, and what is done about it.
+pub(crate) fn garbage(state: &State, observation: &Observation, policy: &Policy, now: &Now) -> Step {
+    let mut step = Step::default();
+    garbage::collect(state, observation, policy, now, &mut step);
     step
 }
 
@@ -310,7 +337,7 @@ fn legacy_is_over(state: &State, legacy: Legacy<'_>, now: &Now, policy: &Policy)
 
 fn adopt(state: &State, legacy: Legacy<'_>, observation: &Observation, policy: &Policy, now: &Now) -> Step {
     if !legacy_is_over(state, legacy, now, policy) {
-        return Step::because("an old writer's action is under way");
+        return Step::blocked("an old writer's action is under way");
     }
     let targets = match legacy {
         Legacy::Up(_) => state.up_instance_ids.as_ref(),
@@ -318,7 +345,7 @@ fn adopt(state: &State, legacy: Legacy<'_>, observation: &Observation, policy: &
         Legacy::Nameless => None,
     };
     if let Some(targets) = targets.filter(|targets| targets.len() > ADOPTED_MAX) {
-        return Step::because(format!(
+        return Step::blocked(format!(
             "an old writer's action names {} instances, at most {ADOPTED_MAX} are adopted: shorten its list by hand; nothing scales until then",
             targets.len()
         ));
@@ -447,7 +474,7 @@ impl Course<'_> {
             self.changes.push(Change::Renew);
         }
         let effects = self.changes.into_iter().map(Effect::Write).chain(self.calls).collect();
-        Step { effects, reasons: self.reasons }
+        Step { effects, reasons: self.reasons, blockers: Vec::new() }
     }
 }
 

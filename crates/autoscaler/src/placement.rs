@@ -37,6 +37,17 @@ pub struct Toleration {
     pub effect: Option<String>,
 }
 
+/// What taints of a condition, or of a start that is not done, begin with: a new worker will have none of them.
+const PASSING: [&str; 2] = ["node.kubernetes.io/", "node.cloudprovider.kubernetes.io/"];
+
+impl Taint {
+    /// Whether it tells of the state that a node is in, not of its kind.
+    #[must_use]
+    pub fn is_passing(&self) -> bool {
+        PASSING.iter().any(|prefix| self.key.starts_with(prefix))
+    }
+}
+
 impl Toleration {
     fn covers(&self, taint: &Taint) -> bool {
         self.key.as_ref().is_none_or(|key| *key == taint.key)
@@ -117,7 +128,7 @@ impl Placement {
         };
         let holds = |term: &Term| term.iter().all(|(key, test)| test.holds(value(key)));
         self.unclear.is_none()
-            && self.tolerates(node.taints)
+            && self.tolerates(node.taints.iter())
             && self.terms.iter().all(|any| any.iter().any(holds))
     }
 
@@ -134,12 +145,12 @@ impl Placement {
             key if PLACES.contains(&key) => true,
             key => test.holds(node.labels.get(key).map(String::as_str)),
         };
-        self.tolerates(node.taints)
+        self.tolerates(node.taints.iter().filter(|taint| !taint.is_passing()))
             && self.terms.iter().all(|any| any.iter().any(|term| term.iter().all(holds)))
     }
 
-    fn tolerates(&self, taints: &[Taint]) -> bool {
-        taints.iter().all(|taint| self.tolerations.iter().any(|toleration| toleration.covers(taint)))
+    fn tolerates<'a>(&self, mut taints: impl Iterator<Item = &'a Taint>) -> bool {
+        taints.all(|taint| self.tolerations.iter().any(|toleration| toleration.covers(taint)))
     }
 }
 
@@ -208,6 +219,15 @@ mod tests {
         assert!(with(value("a")).admits(node) && !with(value("b")).admits(node));
         let effect = |effect: &str| Toleration { effect: Some(effect.to_owned()), ..key("team") };
         assert!(with(effect("NoSchedule")).admits(node) && !with(effect("NoExecute")).admits(node));
+        assert!(!Placement::default().admits_another(node), "another of its kind has it, too");
+        let pressed = Taint {
+            key: "node.kubernetes.io/disk-pressure".into(),
+            value: String::new(),
+            effect: "NoSchedule".into(),
+        };
+        let node = Offer { name: "n1", labels: &BTreeMap::new(), taints: &[pressed] };
+        assert!(!Placement::default().admits(node));
+        assert!(Placement::default().admits_another(node), "another of its kind is not under pressure");
     }
 
     #[test]

@@ -249,8 +249,8 @@ impl<'a> Reader<'a> {
             Error::new(
                 Kind::Corrupt,
                 format!(
-                    "attribute `{name}` of the state item is {} and should be {wanted}: correct it by hand \
-                     (`tenure store update`); nothing scales until then",
+                    "attribute `{name}` of the state item is {} and should be {wanted}: `tenure autoscale state \
+                     repair` mends what it can, or correct it by hand; nothing scales until then",
                     shown(value)
                 ),
             )

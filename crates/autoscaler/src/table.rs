@@ -914,6 +914,8 @@ LEGACY is what a writer of the old documents left: an action without slots or no
 ";
 
 const TAIL: &str = "
+One write is not in the table: `tenure autoscale state repair`, which a person asks for. It changes only what was wrong, on the condition that every attribute is as it was read, and adds 1 to `rev` and `fence`.
+
 ## The ordering rules
 
 1. The state is read, then the instances are listed, then an action begins with the `rev` that was read.

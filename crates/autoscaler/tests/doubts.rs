@@ -265,3 +265,65 @@ fn three_idle_workers_with(policy: tenure_autoscaler::Policy) -> World {
     world.measure(Measuring::Fresh, 5);
     world
 }
+
+#[test]
+fn a_failure_says_what_the_cloud_said() {
+    let world = one_worker();
+    world.add_pods(4);
+    world.refuse_launches(Some((Kind::Denied, "ec2:RunInstances is not granted")));
+    tick(&mut world.executor("a", &Gate::open()));
+    let failure = world.state().last_failure.unwrap_or_default();
+    assert!(failure.starts_with("0 of 2 instances joined: "), "{failure}");
+    assert!(failure.contains("ec2:RunInstances is not granted"), "{failure}");
+}
+
+#[test]
+fn whoever_may_not_ask_about_an_end_gives_the_node_back_at_once() {
+    let world = three_idle_workers();
+    world.deny("ask", "i-worker1", world.epoch() + 3600);
+    world.deny("ask", "i-worker2", world.epoch() + 3600);
+    world.deny("ask", "i-worker3", world.epoch() + 3600);
+    let mut one = world.executor("a", &Gate::open());
+    let told = titles(&tick(&mut one));
+    assert!(told.contains("roll back, rolled back, fail down"), "{told}");
+    assert_eq!(world.state().action_id(), None, "nobody waits for a quarter of an hour");
+    assert!(world.nodes().values().all(|node| !node.unschedulable));
+}
+
+#[test]
+fn a_worker_of_unknown_load_counts_as_full() {
+    let mut policy = policy();
+    policy.busy_percent = 50;
+    let world = three_idle_workers_with(policy);
+    // Two idle, and of the third nobody knows: without one of the two, the other two may be busy.
+    world.hide_load_of("worker-3");
+    let told = tick(&mut world.executor("a", &Gate::open()));
+    assert_eq!(titles(&told), "migrate, windows", "{told:?}");
+    assert!(told.reasons.iter().any(|why| why.contains("without it the others")), "{told:?}");
+}
+
+#[test]
+fn what_nobody_brings_back_is_not_forced() {
+    let mut policy = policy();
+    policy.force_after = Some(Duration::from_secs(60));
+    let world = three_idle_workers_with(policy);
+    world.budget_lies();
+    world.budget_blocks_until(world.epoch() + 50);
+    let mut one = world.executor("a", &Gate::open());
+    // The drain has begun; then a pod that nobody brings back is bound to the node, before the force.
+    tick(&mut one);
+    let target =
+        || world.state().down_nodes.and_then(|nodes| nodes.into_values().next()).map(|node| node.node);
+    let Some(node) = target() else { panic!("{:?}", world.state()) };
+    assert!(world.nodes()[&node].unschedulable, "it drains");
+    world.add_pod_on(&node, tenure_autoscaler::observation::PodOwner::Nobody);
+    for _ in 0..40 {
+        tick(&mut one);
+        if world.state().action_id().is_none() {
+            break;
+        }
+        world.advance(Duration::from_secs(30));
+    }
+    assert!(world.nodes().contains_key(&node), "the node is given back, and its pod with it");
+    assert!(world.pods_on(&node) >= 1);
+}

@@ -1,5 +1,6 @@
 //! Behaviour of the whole crate, on a simulated cloud and cluster; and of the drivers, on real servers.
 
+mod asked;
 mod bad_input;
 #[cfg(any(feature = "kubernetes", feature = "prometheus"))]
 mod canned;

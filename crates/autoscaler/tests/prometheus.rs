@@ -1,6 +1,6 @@
 //! The metrics' driver against a real Prometheus that scrapes what a test serves. `cargo xtask test` starts it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

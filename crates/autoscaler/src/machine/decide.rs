@@ -5,6 +5,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
 use tenure_planted as planted;
 
@@ -14,7 +15,7 @@ use crate::change::Change;
 use crate::observation::{
     Instance, InstanceState, Lag, Load, Matches, Node, Observation, Pod, Resources, tags,
 };
-use crate::placement::Placement;
+use crate::placement::{Placement, Taint};
 use crate::policy::{Policy, seconds};
 use crate::state::{ActionId, InstanceId, State};
 
@@ -44,8 +45,9 @@ pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, 
         demand.urgent
     };
     let launches = wanted.min(room).min(i64::from(policy.up_max));
+    let mut blockers = Vec::new();
     if wanted > 0 && room <= 0 {
-        reasons.push(format!("{} workers are the most allowed", policy.workers_max));
+        blockers.push(format!("{} workers are the most allowed", policy.workers_max));
     }
     let removals = if waited(idle_since, policy.idle_window) {
         i64::try_from(candidates.len()).unwrap_or(0).min(i64::from(policy.down_max))
@@ -57,18 +59,19 @@ pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, 
     if let Some(why) = &blocked
         && (launches > 0 || removals > 0)
     {
-        reasons.push(why.clone());
+        blockers.push(why.clone());
     }
     // Told also while there is nothing to begin: a person has to set it right.
     let doubt = view.doubt();
-    reasons.extend(doubt.clone());
+    blockers.extend(doubt.clone());
+    reasons.extend(blockers.iter().cloned());
     let blocked = blocked.or(doubt);
     let mut effects = Vec::new();
     if blocked.is_none() && launches > 0 {
         effects.push(Effect::Write(begin_up(state, policy, now, launches)));
     } else if blocked.is_none() && removals > 0 {
         let chosen = candidates.into_iter().take(usize::try_from(removals).unwrap_or(0));
-        effects.push(Effect::Write(begin_down(state, policy, now, chosen)));
+        effects.push(Effect::Write(begin_downs(state, policy, now, chosen)));
     } else {
         let workers = view.count();
         let same = |stored: Option<i64>, value: i64| stored.unwrap_or(0) == value;
@@ -79,11 +82,11 @@ pub(super) fn decide(state: &State, observation: &Observation, policy: &Policy, 
             effects.push(Effect::Write(Change::Windows { pending_since, idle_since, workers }));
         }
     }
-    Step { effects, reasons }
+    Step { effects, reasons, blockers }
 }
 
 /// Why nothing may begin now.
-fn blocked(state: &State, policy: &Policy, now: &Now) -> Option<String> {
+pub(super) fn blocked(state: &State, policy: &Policy, now: &Now) -> Option<String> {
     if state.is_paused() {
         return Some("paused: `tenure autoscale resume` goes on".to_owned());
     }
@@ -105,7 +108,41 @@ fn begin_up(state: &State, policy: &Policy, now: &Now, launches: i64) -> Change 
     }
 }
 
-fn begin_down<'a>(
+/// A scale-down of one node, as a person asks for it.
+pub(crate) fn begin_down(state: &State, policy: &Policy, now: &Now, target: (&InstanceId, &Node)) -> Change {
+    begin_downs(state, policy, now, std::iter::once(target))
+}
+
+/// Why a scale-down of that node may not begin now, as a person asks for it.
+pub(crate) fn begin_blockers(
+    state: &State,
+    observation: &Observation,
+    policy: &Policy,
+    now: &Now,
+    node: &Node,
+) -> Vec<String> {
+    let view = View::of(state, observation, policy, now);
+    let mut blockers = Vec::new();
+    if let Some(id) = state.action_id() {
+        blockers.push(format!("{id} is under way"));
+    } else if state.action().is_some() {
+        blockers.push("an old writer's action is under way".to_owned());
+    }
+    blockers.extend(blocked(state, policy, now));
+    blockers.extend(view.doubt());
+    if node.control_plane {
+        blockers.push("it runs the control plane".to_owned());
+    }
+    // One that the cloud will take away is not among them.
+    let is_leaving =
+        view.leaving.iter().any(|id| view.matches.nodes_of(id).iter().any(|it| it.name == node.name));
+    if view.count() <= i64::from(policy.workers_min) && !is_leaving {
+        blockers.push(format!("{} workers are the fewest allowed", policy.workers_min));
+    }
+    blockers
+}
+
+fn begin_downs<'a>(
     state: &State,
     policy: &Policy,
     now: &Now,
@@ -124,33 +161,38 @@ fn action_id(prefix: &str, state: &State, now: &Now) -> ActionId {
 }
 
 /// How many workers are missing.
-struct Demand {
+pub(super) struct Demand {
     /// At once: below the minimum, or about to be taken away.
-    urgent: i64,
+    pub(super) urgent: i64,
     /// Once it has lasted: pods, lag, load.
     windowed: i64,
 }
 
 impl Demand {
-    const fn pressing(&self) -> bool {
+    pub(super) const fn pressing(&self) -> bool {
         self.windowed > 0
     }
 }
 
-struct View<'a> {
-    state: &'a State,
+pub(super) struct View<'a> {
+    pub(super) state: &'a State,
     observation: &'a Observation,
-    policy: &'a Policy,
-    now: &'a Now,
+    pub(super) policy: &'a Policy,
+    pub(super) now: &'a Now,
     instances: BTreeMap<&'a InstanceId, &'a Instance>,
-    matches: Matches<'a>,
+    pub(super) matches: Matches<'a>,
     /// Live workers, those that will be taken away apart.
-    workers: BTreeSet<&'a InstanceId>,
-    leaving: BTreeSet<&'a InstanceId>,
+    pub(super) workers: BTreeSet<&'a InstanceId>,
+    pub(super) leaving: BTreeSet<&'a InstanceId>,
 }
 
 impl<'a> View<'a> {
-    fn of(state: &'a State, observation: &'a Observation, policy: &'a Policy, now: &'a Now) -> Self {
+    pub(super) fn of(
+        state: &'a State,
+        observation: &'a Observation,
+        policy: &'a Policy,
+        now: &'a Now,
+    ) -> Self {
         let interrupted: BTreeSet<_> = state.interrupted().map(|(id, _)| id).collect();
         let (leaving, workers) = observation.workers().into_iter().partition(|id| interrupted.contains(id));
         let instances = observation.instances.iter().map(|instance| (&instance.id, instance)).collect();
@@ -158,12 +200,12 @@ impl<'a> View<'a> {
         Self { state, observation, policy, now, instances, matches, workers, leaving }
     }
 
-    fn count(&self) -> i64 {
+    pub(super) fn count(&self) -> i64 {
         i64::try_from(self.workers.len()).unwrap_or(i64::MAX)
     }
 
     /// Why what was seen is not to be relied on: nothing begins then.
-    fn doubt(&self) -> Option<String> {
+    pub(super) fn doubt(&self) -> Option<String> {
         self.clock_doubt().or_else(|| {
             // Ready by either account: a worker that nobody counts is a worker too many.
             if planted::is("autoscaler_strangers_ignored") {
@@ -186,13 +228,13 @@ impl<'a> View<'a> {
     fn clock_doubt(&self) -> Option<String> {
         let margin = CLOCK_DOUBT_SECONDS + seconds(self.policy.skew);
         if let Some(theirs) = self.observation.metrics_epoch
-            && self.now.epoch() - theirs > margin
+            && self.now.epoch().saturating_sub(theirs) > margin
             && !planted::is("autoscaler_any_clock")
         {
             return Some(format!(
                 "this clock is {} s ahead of the clock of the metrics: set it right, or theirs; nothing begins \
                  until then",
-                self.now.epoch() - theirs
+                self.now.epoch().saturating_sub(theirs)
             ));
         }
         let bound = self.now.epoch() + margin;
@@ -205,12 +247,12 @@ impl<'a> View<'a> {
             format!(
                 "this clock is {} s behind what others dated: set it right, or theirs; nothing begins until \
                  then",
-                latest - self.now.epoch()
+                latest.saturating_sub(self.now.epoch())
             )
         })
     }
 
-    fn demand(&self, reasons: &mut Vec<String>) -> Demand {
+    pub(super) fn demand(&self, reasons: &mut Vec<String>) -> Demand {
         let below = i64::from(self.policy.workers_min) - self.count();
         if below > 0 {
             reasons.push(format!("{below} workers below the minimum"));
@@ -243,13 +285,10 @@ impl<'a> View<'a> {
         if waiting.len() < total {
             reasons.push(format!("{} pods fit no worker, however many", total - waiting.len()));
         }
-        let workers: Vec<_> = self.workers.iter().filter_map(|id| self.matches.node_of(id)).collect();
+        let workers = self.worker_nodes();
         if !workers.is_empty() && !planted::is("autoscaler_any_node_takes_it") {
             let total = waiting.len();
-            waiting.retain(|pod| {
-                pod.placement == Placement::default() && workers.iter().any(|node| node.taints.is_empty())
-                    || workers.iter().any(|node| pod.placement.admits_another(node.offer()))
-            });
+            waiting.retain(|pod| may_take(&workers, pod));
             if waiting.len() < total {
                 let strange = total - waiting.len();
                 reasons.push(format!(
@@ -283,17 +322,21 @@ impl<'a> View<'a> {
         i64::try_from(free.len()).unwrap_or(i64::MAX)
     }
 
+    pub(super) fn worker_nodes(&self) -> Vec<&'a Node> {
+        self.workers.iter().filter_map(|id| self.matches.node_of(id)).collect()
+    }
+
     /// Its node, if it has exactly one: of two, pods may be on either.
-    fn single_node(&self, id: &InstanceId) -> Option<&'a Node> {
+    pub(super) fn single_node(&self, id: &InstanceId) -> Option<&'a Node> {
         match self.matches.nodes_of(id) {
             [node] => Some(*node),
             _ => None,
         }
     }
 
-    fn fresh_load(&self, node: &Node) -> Option<&'a Load> {
+    pub(super) fn fresh_load(&self, node: &Node) -> Option<&'a Load> {
         let load = self.observation.loads.as_ref()?.get(&node.name)?;
-        let age = self.now.epoch() - load.at_epoch;
+        let age = self.now.epoch().saturating_sub(load.at_epoch);
         // From the future means that some clock is wrong: that is no measure either.
         let bound = seconds(self.policy.metrics_age_max);
         if planted::is("autoscaler_stale_load_counts") {
@@ -305,16 +348,29 @@ impl<'a> View<'a> {
     fn is_busy(&self) -> bool {
         let loads: Vec<_> =
             self.workers.iter().filter_map(|id| self.fresh_load(self.matches.node_of(id)?)).collect();
-        let above = |sum: u32| {
-            let count = u32::try_from(loads.len()).unwrap_or(u32::MAX);
-            count > 0 && sum / count > self.policy.busy_percent
-        };
-        above(loads.iter().map(|load| load.cpu_percent).sum())
-            || above(loads.iter().map(|load| load.memory_percent).sum())
+        self.is_above(loads.iter().map(|load| (load.cpu_percent, load.memory_percent)), loads.len())
+    }
+
+    /// Whether so many workers would be busy with what these have to do now: then one would be taken away and
+    /// added in turn. One of unknown load counts as full.
+    fn busy_without(&self, ready: &[(&InstanceId, &Node)], workers: usize) -> bool {
+        let loads = ready.iter().map(|(_, node)| {
+            self.fresh_load(node).map_or((100, 100), |load| (load.cpu_percent, load.memory_percent))
+        });
+        self.is_above(loads, workers)
+    }
+
+    /// Whether the CPU or the memory of so many workers would be busy with that.
+    fn is_above(&self, loads: impl Iterator<Item = (u32, u32)>, workers: usize) -> bool {
+        let (cpu, memory) = loads.fold((0_u64, 0_u64), |(cpu, memory), (more_cpu, more_memory)| {
+            (cpu + u64::from(more_cpu), memory + u64::from(more_memory))
+        });
+        let bound = u64::from(self.policy.busy_percent);
+        workers > 0 && [cpu, memory].iter().any(|sum| sum / workers as u64 > bound)
     }
 
     /// Nodes that may be taken away together, the emptiest first: idle, and their pods fit elsewhere.
-    fn candidates(&self, reasons: &mut Vec<String>) -> Vec<(&'a InstanceId, &'a Node)> {
+    pub(super) fn candidates(&self, reasons: &mut Vec<String>) -> Vec<(&'a InstanceId, &'a Node)> {
         if self.observation.loads.is_none() {
             reasons.push("the load is unknown: nothing is taken away".to_owned());
             return Vec::new();
@@ -324,23 +380,20 @@ impl<'a> View<'a> {
         }
         let loads = self.observation.loads.iter().flatten();
         if let Some(newest) = loads.map(|(_, load)| load.at_epoch).max()
-            && self.now.epoch() - newest > seconds(self.policy.metrics_age_max)
+            && self.now.epoch().saturating_sub(newest) > seconds(self.policy.metrics_age_max)
             && !planted::is("autoscaler_stale_load_counts")
         {
             reasons.push(format!(
                 "the newest load is {} s old: the metrics are stale or this clock is ahead; nothing is taken away",
-                self.now.epoch() - newest
+                self.now.epoch().saturating_sub(newest)
             ));
             return Vec::new();
         }
-        let usable = |node: &Node| {
-            self.observation.is_ready(node) == Some(true) && !node.unschedulable && !node.startup_taint
-        };
         let ready: Vec<(&InstanceId, &Node)> = self
             .workers
             .iter()
             .filter_map(|id| Some((*id, self.single_node(id)?)))
-            .filter(|(_, node)| usable(node))
+            .filter(|(_, node)| self.unusable(node).is_none())
             .collect();
         let spare = ready.len().saturating_sub(self.policy.workers_min as usize);
         if spare == 0 {
@@ -354,12 +407,21 @@ impl<'a> View<'a> {
             .iter()
             .map(|(_, node)| (node.name.as_str(), Room { node, left: node.allocatable.less(used(node)) }))
             .collect();
-        let mut idle: Vec<_> = ready.iter().filter(|(id, node)| self.is_idle(id, node, on(node))).collect();
+        let mut idle: Vec<_> =
+            ready.iter().filter(|(id, node)| self.stays(id, node, on(node)).is_none()).collect();
         idle.sort_by_key(|(id, node)| (used(node), *id));
         let mut chosen = Vec::new();
         for (id, node) in idle.into_iter().take(spare.min(self.policy.down_max as usize * 4)) {
             if chosen.len() >= spare.min(self.policy.down_max as usize) {
                 break;
+            }
+            if self.busy_without(&ready, ready.len() - chosen.len() - 1) && !planted::is("autoscaler_flaps") {
+                let busy = self.policy.busy_percent;
+                reasons.push(format!(
+                    "node {} idles, but without it the others would be loaded above {busy} %",
+                    node.name
+                ));
+                continue;
             }
             let Some(own) = free.remove(node.name.as_str()) else { continue };
             match moved(&free, on(node)) {
@@ -399,24 +461,83 @@ impl<'a> View<'a> {
         }
     }
 
-    fn is_idle(&self, id: &InstanceId, node: &Node, pods: &[&Pod]) -> bool {
-        let left_alone = self
-            .state
-            .node_backoff
-            .as_ref()
-            .and_then(|backoff| backoff.get(id))
-            .is_some_and(|until| *until > self.now.epoch());
-        let running = self.instances.get(id).is_some_and(|instance| {
-            let unfinished = instance.origin().is_some() && instance.tag(tags::COMMITTED).is_none();
-            instance.state == InstanceState::Running && !unfinished
-        });
-        let below = |percent: u32| percent < self.policy.idle_percent;
-        running
-            && !node.control_plane
-            && !left_alone
-            && self.fresh_load(node).is_some_and(|load| below(load.cpu_percent) && below(load.memory_percent))
-            && pods.iter().all(|pod| !pod.is_drained() || may_be_evicted(pod, self.policy))
+    /// Why a node takes no pods now.
+    pub(super) fn unusable(&self, node: &Node) -> Option<Stays> {
+        match self.observation.is_ready(node) {
+            None => Some(Stays::ReadinessUnknown),
+            Some(false) => Some(Stays::NotReady),
+            Some(true) if node.unschedulable => Some(Stays::Cordoned),
+            Some(true) if node.startup_taint => Some(Stays::Starting),
+            Some(true) => None,
+        }
     }
+
+    /// Why a usable node is not taken away, whatever the others do.
+    pub(super) fn stays(&self, id: &InstanceId, node: &Node, pods: &[&Pod]) -> Option<Stays> {
+        let Some(instance) = self.instances.get(id).filter(|it| it.state == InstanceState::Running) else {
+            return Some(Stays::NotRunning);
+        };
+        if instance.origin().is_some() && instance.tag(tags::COMMITTED).is_none() {
+            return Some(Stays::Uncommitted);
+        }
+        if node.control_plane {
+            return Some(Stays::ControlPlane);
+        }
+        let backoff = self.state.node_backoff.as_ref().and_then(|backoff| backoff.get(id));
+        if let Some(until) = backoff.filter(|until| **until > self.now.epoch()) {
+            return Some(Stays::LeftAlone { seconds: *until - self.now.epoch() });
+        }
+        let Some(load) = self.fresh_load(node) else { return Some(Stays::LoadUnknown) };
+        let below = |percent: u32| percent < self.policy.idle_percent;
+        if !below(load.cpu_percent) || !below(load.memory_percent) {
+            return Some(Stays::Busy);
+        }
+        let kept = pods.iter().any(|pod| pod.is_drained() && !may_be_evicted(pod, self.policy));
+        kept.then_some(Stays::Kept)
+    }
+}
+
+/// Why a node is not taken away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stays {
+    ReadinessUnknown,
+    NotReady,
+    Cordoned,
+    Starting,
+    NotRunning,
+    Uncommitted,
+    ControlPlane,
+    LeftAlone { seconds: i64 },
+    LoadUnknown,
+    Busy,
+    Kept,
+}
+
+impl fmt::Display for Stays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::ReadinessUnknown => "nobody knows whether it is ready",
+            Self::NotReady => "it is not ready",
+            Self::Cordoned => "it is cordoned",
+            Self::Starting => "it still has the start-up taint",
+            Self::NotRunning => "its instance does not run",
+            Self::Uncommitted => "its scale-up has not been completed",
+            Self::ControlPlane => "it runs the control plane",
+            Self::LeftAlone { seconds } => {
+                return write!(f, "it could not be drained lately, and is left alone for {seconds} s more");
+            }
+            Self::LoadUnknown => "its load is unknown or old",
+            Self::Busy => "it does not idle",
+            Self::Kept => "a pod on it may not be evicted: nobody brings it or its data back",
+        })
+    }
+}
+
+/// Whether one more worker like one of these might take a pod.
+pub(super) fn may_take(workers: &[&Node], pod: &Pod) -> bool {
+    pod.placement == Placement::default()
+        && workers.iter().any(|node| node.taints.iter().all(Taint::is_passing))
+        || workers.iter().any(|node| pod.placement.admits_another(node.offer()))
 }
 
 /// What a node still has to give.

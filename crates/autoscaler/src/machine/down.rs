@@ -146,7 +146,7 @@ fn doubt(course: &Course<'_>, planned: &DownNode, world: &Seen<'_>, own: &[&Node
     Some(format!("pods are still on node {name}, which is not listed"))
 }
 
-pub(super) fn may_be_evicted(pod: &Pod, policy: &Policy) -> bool {
+pub(crate) fn may_be_evicted(pod: &Pod, policy: &Policy) -> bool {
     use crate::observation::PodOwner;
     (pod.owner != PodOwner::Nobody || policy.evict_unmanaged)
         && (!pod.local_storage || policy.evict_local_storage)
@@ -337,7 +337,7 @@ fn ask(course: &mut Course<'_>, sight: &Sight<'_>, manner: Manner) {
         };
         if let Some(why) = blocked.filter(|_| manner != Manner::Force) {
             course.says(format!("pod {}/{} stays: {why}", pod.namespace, pod.name));
-        } else if manner != Manner::Force && !may_be_evicted(pod, course.policy) {
+        } else if !may_be_evicted(pod, course.policy) {
             course.says(format!("pod {}/{} stays: nobody brings it back", pod.namespace, pod.name));
         } else if !answered && asked < EVICTIONS_MAX {
             asked += 1;

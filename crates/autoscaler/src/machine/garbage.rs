@@ -41,7 +41,8 @@ pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy,
             continue;
         }
         let suspected = instance.tag(tags::SUSPECT).and_then(|since| since.parse::<i64>().ok());
-        let due = suspected.is_some_and(|since| since + seconds(policy.orphan_after) <= now.epoch());
+        let due =
+            suspected.is_some_and(|since| since.saturating_add(seconds(policy.orphan_after)) <= now.epoch());
         if due || !Rule::OrphansAreOld.kept() {
             let told = [Answer::Terminated(id.clone()), Answer::NotFound(id.clone())];
             if !told.iter().any(|answer| observation.answers.contains(answer)) {

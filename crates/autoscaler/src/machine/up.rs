@@ -14,6 +14,8 @@ use crate::table::LEGACY_OVER_SECONDS;
 
 /// The cloud may not know a new instance for a while: before this, "not found" is not "gone".
 const SETTLED_SECONDS: i64 = 300;
+/// Most of what the cloud said that `lastFailure` keeps.
+const REFUSAL_CHARS_MAX: usize = 300;
 
 pub(super) fn go_on(course: &mut Course<'_>) {
     let Some(action) = course.state.up_action_id.clone() else { return };
@@ -333,6 +335,15 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
     let mut failure = format!("{joined} of {requested} instances joined");
     if kept > 0 {
         failure.push_str(&format!(", {kept} may be serving and were left alone"));
+    }
+    // Whoever reads `lastFailure` wants to know what to do; the cloud said so in this tick, or an earlier one did.
+    let refusal = course.observation.answers.iter().rev().find_map(|answer| match answer {
+        Answer::LaunchRefused { why, .. } | Answer::NoCapacity { why, .. } => Some(why),
+        _ => None,
+    });
+    if let Some(why) = refusal {
+        failure.push_str(": ");
+        failure.extend(why.chars().take(REFUSAL_CHARS_MAX));
     }
     course.says(failure.clone());
     ending.failure = Some(failure);

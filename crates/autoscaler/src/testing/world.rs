@@ -931,6 +931,7 @@ impl Cloud for Edge {
     async fn why_not_end(&self, _by: Monotonic, id: &InstanceId) -> Result<Option<String>> {
         let call = async {
             let inner = self.world.at_now();
+            inner.permits("ask", id.as_str())?;
             Ok(inner.permits("end", id.as_str()).err().map(|error| error.chain()))
         };
         self.gate.pass("why not end", false, call).await

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde_json::json;
 use tenure_autoscaler::Book;
-use tenure_autoscaler::log::Event;
+use tenure_autoscaler::log::{Event, PodSum};
 use tenure_clock::WallTime;
 
 use crate::context::Context;
@@ -56,7 +56,7 @@ pub(super) async fn run(args: &Args, book: &Book, context: &Context) -> anyhow::
     Ok(ExitCode::SUCCESS)
 }
 
-fn as_json(event: &Event) -> serde_json::Value {
+pub(super) fn as_json(event: &Event) -> serde_json::Value {
     json!({
         "rev": event.rev,
         "epoch": event.epoch,
@@ -65,6 +65,21 @@ fn as_json(event: &Event) -> serde_json::Value {
         "action": event.action.as_ref().map(|action| action.as_str()),
         "fence": event.fence,
         "reasons": event.reasons,
+        "seen": event.seen.map(|seen| {
+            let sum = |pods: PodSum| {
+                json!({
+                    "count": pods.count,
+                    "cpuMillis": pods.requests.cpu_millis,
+                    "memoryMib": pods.requests.memory_mib,
+                })
+            };
+            json!({
+                "workers": seen.workers,
+                "running": sum(seen.running),
+                "waiting": sum(seen.waiting),
+                "lagSeconds": seen.lag_seconds,
+            })
+        }),
     })
 }
 

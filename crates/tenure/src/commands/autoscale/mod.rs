@@ -1,20 +1,30 @@
 //! `tenure autoscale`: scales a cluster, and shows the state and the log of that.
 //!
-//! - `state.rs` shows the item, checks it, and gives it the form of this version.
-//! - `log.rs` shows what happened.
-//! - `run.rs` decides and acts, on what `edges.rs` connects to.
+//! - `state.rs` shows the item, checks and mends it, and gives it the form of this version.
+//! - `log.rs` shows what happened, `explain.rs` why, `trial.rs` what another policy would have done.
+//! - `run.rs` decides and acts, on what `edges.rs` connects to; `plan.rs` only says what it would do.
+//! - `upkeep.rs` is what a person does by hand.
 
 #[cfg(feature = "autoscaler")]
 mod edges;
+mod explain;
 mod log;
+#[cfg(feature = "autoscaler")]
+mod plan;
 #[cfg(feature = "autoscaler")]
 mod run;
 mod state;
+mod trial;
+#[cfg(feature = "autoscaler")]
+mod upkeep;
+#[cfg(feature = "autoscaler")]
+mod write_text;
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use serde_json::json;
+use tenure_autoscaler::state::{Interrupt, InterruptKind};
 use tenure_autoscaler::{Book, Places};
 
 use crate::context::Context;
@@ -51,13 +61,27 @@ enum Verb {
     /// Decide and act, once or again and again
     #[cfg(feature = "autoscaler")]
     Run(run::Args),
-    /// Show what a tick would do first, and why; nothing is changed
+    /// Show what a tick would do, and why; nothing is changed
     #[cfg(feature = "autoscaler")]
     #[command(after_help = "\
+The decision, its reasons, what is in the way, the exact writes with their conditions, and the first calls after
+them. What follows depends on what those calls answer.
+
 Examples:
   tenure autoscale plan
-  tenure autoscale plan --json | jq .effects")]
+  tenure autoscale plan --json | jq '.decision, .blockers'")]
     Plan,
+    /// Say why a node, a pod or an action is treated as it is
+    Explain(explain::Args),
+    /// Empty one node and end its instance, or only say what is in the way
+    #[cfg(feature = "autoscaler")]
+    Drain(upkeep::DrainArgs),
+    /// Collect what ended actions left behind
+    #[cfg(feature = "autoscaler")]
+    Gc(upkeep::GcArgs),
+    /// Make an instance one of the cluster, by its tag
+    #[cfg(feature = "autoscaler")]
+    Adopt(upkeep::AdoptArgs),
     /// Look at the state item
     State(state::Args),
     /// Let nothing new begin; what is under way is finished
@@ -69,6 +93,24 @@ Examples:
   tenure autoscale pause
   tenure autoscale pause --store 'dynamodb:?region=eu-west-1' --state-table my-state")]
     Pause,
+    /// Tell that the cloud will take an instance away, so that another is added for it
+    #[command(after_help = "\
+The Lambda does this for every spot interruption and rebalance recommendation that it hears of. Elsewhere, let
+whatever hears of them call it. Telling it twice is telling it once; an instance of another cluster does no harm,
+and is forgotten after the next action.
+
+Examples:
+  tenure autoscale interrupt i-0123456789abcdef0
+  tenure autoscale interrupt i-0123456789abcdef0 --kind rebalance")]
+    Interrupt {
+        /// The instance's id
+        #[arg(value_name = "INSTANCE", value_parser = instance_id)]
+        instance: String,
+
+        /// Why
+        #[arg(long, value_enum, default_value = "spot")]
+        kind: InterruptBy,
+    },
     /// Let actions begin again
     #[command(after_help = "\
 Examples:
@@ -76,6 +118,25 @@ Examples:
     Resume,
     /// Show what happened, oldest first
     Log(log::Args),
+    /// Try a policy on a trace of demand, on paper
+    Simulate(trial::SimulateArgs),
+    /// Show the actions of the log, check them, and try a policy on what they met
+    Replay(trial::ReplayArgs),
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum InterruptBy {
+    /// Its spot capacity is taken back
+    Spot,
+    /// The cloud advises to move away
+    Rebalance,
+}
+
+/// Anything else would stay in the inbox for nothing.
+fn instance_id(text: &str) -> Result<String, String> {
+    let digits = text.strip_prefix("i-").unwrap_or_default();
+    let is_id = matches!(digits.len(), 8 | 17) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    is_id.then(|| text.to_owned()).ok_or_else(|| "write it like i-0123456789abcdef0".to_owned())
 }
 
 impl Args {
@@ -96,6 +157,8 @@ impl Args {
         match &self.verb {
             #[cfg(feature = "autoscaler")]
             Verb::Run(args) => args.is_long_running(),
+            #[cfg(feature = "autoscaler")]
+            Verb::Drain(args) => !args.dry_run,
             _ => false,
         }
     }
@@ -104,12 +167,16 @@ impl Args {
     pub(crate) const fn only_looks(&self) -> bool {
         match &self.verb {
             Verb::State(args) => args.only_looks(),
-            Verb::Log(_) => true,
+            Verb::Log(_) | Verb::Explain(_) | Verb::Simulate(_) | Verb::Replay(_) => true,
             #[cfg(feature = "autoscaler")]
             Verb::Plan => true,
             #[cfg(feature = "autoscaler")]
-            Verb::Run(_) => false,
-            Verb::Pause | Verb::Resume => false,
+            Verb::Drain(args) => args.dry_run,
+            #[cfg(feature = "autoscaler")]
+            Verb::Gc(args) => args.dry_run,
+            #[cfg(feature = "autoscaler")]
+            Verb::Run(_) | Verb::Adopt(_) => false,
+            Verb::Pause | Verb::Resume | Verb::Interrupt { .. } => false,
         }
     }
 }
@@ -120,8 +187,20 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         #[cfg(feature = "autoscaler")]
         Verb::Run(args) => Box::pin(run::run(&args, context)).await,
         #[cfg(feature = "autoscaler")]
-        Verb::Plan => Box::pin(run::plan(context)).await,
+        Verb::Plan => Box::pin(plan::run(context)).await,
+        Verb::Explain(args) => Box::pin(explain::run(&args, context)).await,
+        #[cfg(feature = "autoscaler")]
+        Verb::Drain(args) => Box::pin(upkeep::drain(&args, context)).await,
+        #[cfg(feature = "autoscaler")]
+        Verb::Gc(args) => Box::pin(upkeep::gc(&args, context)).await,
+        #[cfg(feature = "autoscaler")]
+        Verb::Adopt(args) => Box::pin(upkeep::adopt(&args, context)).await,
+        Verb::Simulate(args) => trial::simulate(&args, context),
+        Verb::Replay(args) => trial::replay(&args, &book(context).await?, context).await,
         Verb::State(args) => state::run(&args, &book(context).await?, context).await,
+        Verb::Interrupt { instance, kind } => {
+            interrupt(&instance, kind, &book(context).await?, context).await
+        }
         Verb::Pause => pause(true, &book(context).await?, context).await,
         Verb::Resume => pause(false, &book(context).await?, context).await,
         Verb::Log(args) => log::run(&args, &book(context).await?, context).await,
@@ -156,5 +235,27 @@ async fn pause(paused: bool, book: &Book, context: &Context) -> anyhow::Result<E
         false => "resumed: actions may begin again",
     };
     context.out.say(|| json!({ "paused": paused }), || said.to_owned())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn interrupt(
+    instance: &str,
+    kind: InterruptBy,
+    book: &Book,
+    context: &Context,
+) -> anyhow::Result<ExitCode> {
+    let kind = match kind {
+        InterruptBy::Spot => InterruptKind::Spot,
+        InterruptBy::Rebalance => InterruptKind::Rebalance,
+    };
+    let interrupt = Interrupt { kind, at: context.env.clock.wall().as_seconds() };
+    book.interrupt(&instance.into(), interrupt)
+        .await
+        .map_err(misuse_if_invalid)
+        .context("write the state item")?;
+    context.out.say(
+        || json!({ "instance": instance, "kind": kind.name() }),
+        || format!("{instance} will be taken away: the next tick adds another"),
+    )?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,10 +1,10 @@
-//! `tenure autoscale run` and `plan`: ticks of an executor on the real edges.
+//! `tenure autoscale run`: ticks of an executor on the real edges.
 
 use std::process::ExitCode;
 use std::time::Duration;
 
 use serde_json::json;
-use tenure_autoscaler::{Effect, Tick};
+use tenure_autoscaler::Tick;
 
 use crate::context::Context;
 use crate::failure::{FAILED, misuse_if_invalid};
@@ -91,7 +91,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     Ok(ExitCode::SUCCESS)
 }
 
-fn tell(tick: &Tick, out: &Output) -> anyhow::Result<()> {
+pub(super) fn tell(tick: &Tick, out: &Output) -> anyhow::Result<()> {
     let writes: Vec<_> = tick.writes.iter().map(|name| name.row().title).collect();
     if out.is_json() {
         let action = tick.state.action_id().map(|id| id.as_str());
@@ -113,28 +113,4 @@ fn tell(tick: &Tick, out: &Output) -> anyhow::Result<()> {
         out.line(&format!("failed: {}", one_line(failure)))?;
     }
     Ok(())
-}
-
-pub(super) async fn plan(context: &Context) -> anyhow::Result<ExitCode> {
-    let executor = super::edges::executor(context).await?;
-    let (state, step) = executor.plan().await.map_err(misuse_if_invalid)?;
-    let effects: Vec<_> = step.effects.iter().map(Effect::what).collect();
-    if context.out.is_json() {
-        let action = state.action_id().map(|id| id.as_str());
-        context.out.json_line(
-            &json!({ "rev": state.rev, "action": action, "reasons": step.reasons, "effects": effects }),
-        )?;
-        return Ok(ExitCode::SUCCESS);
-    }
-    for reason in &step.reasons {
-        context.out.line(&one_line(reason))?;
-    }
-    match effects.is_empty() {
-        true => context.out.line("a tick would do nothing now")?,
-        false => context.out.line("a tick would begin with:")?,
-    }
-    for effect in effects {
-        context.out.line(&format!("  {}", one_line(&effect)))?;
-    }
-    Ok(ExitCode::SUCCESS)
 }

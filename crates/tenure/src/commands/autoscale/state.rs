@@ -1,11 +1,11 @@
-//! `tenure autoscale state show | check | migrate`.
+//! `tenure autoscale state show | check | migrate | repair`.
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use serde_json::{Value as Json, json};
 use tenure_autoscaler::Book;
-use tenure_autoscaler::check::findings;
+use tenure_autoscaler::check::{Finding, findings};
 use tenure_autoscaler::rows::decode;
 use tenure_autoscaler::state::{Action, Legacy, NodePhase, State};
 use tenure_clock::WallTime;
@@ -50,19 +50,34 @@ The first tick of an executor does the same. Older autoscalers on the same table
 Examples:
   tenure autoscale state migrate")]
     Migrate,
+    /// Mend what is wrong with it and has one meaning; say what is left to do
+    #[command(after_help = "\
+A number that was stored as text, a flag that an action contradicts, what is left of a plan that nobody carries on, an
+epoch that lies ahead: such things are mended in one write, on the condition that the item is as it was read. What
+has no plain meaning is told and left. Exit status 1 if something is left to do.
+
+Examples:
+  tenure autoscale state repair --dry-run
+  tenure autoscale state repair")]
+    Repair {
+        /// Only say what would be mended
+        #[arg(long)]
+        dry_run: bool,
+    },
 }
 
 impl Args {
     /// Whether nothing is changed.
     pub(super) const fn only_looks(&self) -> bool {
-        matches!(self.verb, Verb::Show | Verb::Check)
+        matches!(self.verb, Verb::Show | Verb::Check | Verb::Repair { dry_run: true })
     }
 }
 
 pub(super) async fn run(args: &Args, book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
     match args.verb {
         Verb::Show => show(&read(book, context).await?, context),
-        Verb::Check => check(&read(book, context).await?, context),
+        Verb::Check => check(book, context).await,
+        Verb::Repair { dry_run } => repair(dry_run, book, context).await,
         Verb::Migrate => {
             book.migrate().await.map_err(misuse_if_invalid).context("write the state item")?;
             let state = book.state().await.map_err(misuse_if_invalid)?;
@@ -74,6 +89,32 @@ pub(super) async fn run(args: &Args, book: &Book, context: &Context) -> anyhow::
             Ok(ExitCode::SUCCESS)
         }
     }
+}
+
+async fn repair(dry_run: bool, book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
+    let repaired = book.repair(dry_run).await.map_err(misuse_if_invalid).context("repair the state item")?;
+    let Some(repair) = repaired else {
+        context.out.say(
+            || json!({ "mended": [], "left": [] }),
+            || "there is no state item yet; the first tick makes it".to_owned(),
+        )?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    if context.out.is_json() {
+        context.out.json_line(&json!({ "dryRun": dry_run, "mended": repair.mended, "left": repair.left }))?;
+    } else {
+        let verb = if dry_run { "would mend" } else { "mended" };
+        for what in &repair.mended {
+            context.out.line(&format!("{verb}: {}", one_line(what)))?;
+        }
+        for what in &repair.left {
+            context.out.line(&format!("left to do: {}", one_line(what)))?;
+        }
+        if repair.mended.is_empty() && repair.left.is_empty() {
+            context.out.line("nothing to mend")?;
+        }
+    }
+    Ok(if repair.left.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
 async fn read(book: &Book, context: &Context) -> anyhow::Result<Option<Item>> {
@@ -170,16 +211,39 @@ fn moment(name: &str, value: Option<i64>) -> String {
     }
 }
 
-fn check(item: &Option<Item>, context: &Context) -> anyhow::Result<ExitCode> {
-    let Some(item) = item else {
-        context.out.say(
-            || json!({ "wrong": 0, "notes": 1 }),
-            || "note: there is no state item yet; the first tick makes it".to_owned(),
-        )?;
-        return Ok(ExitCode::SUCCESS);
+/// Most other items of the table that are named.
+const STRANGERS_MAX: usize = 5;
+
+async fn check(book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
+    let item = read(book, context).await?;
+    let strangers = context.look(async |_| book.strangers(STRANGERS_MAX).await).await;
+    // Executors do not need that right, and whoever only looks may not have it.
+    let strangers = strangers.unwrap_or_else(|error| {
+        tracing::warn!(error = %error.chain(), "whether the table holds other items is unknown");
+        Vec::new()
+    });
+    let mut found = match &item {
+        Some(item) => {
+            let state = decode(item).map_err(misuse_if_invalid)?;
+            findings(&state, item.size_bytes(), context.env.clock.wall().as_seconds())
+        }
+        None => {
+            vec![Finding {
+                is_wrong: false,
+                text: "there is no state item yet; the first tick makes it".to_owned(),
+            }]
+        }
     };
-    let state = decode(item).map_err(misuse_if_invalid)?;
-    let found = findings(&state, item.size_bytes(), context.env.clock.wall().as_seconds());
+    if !strangers.is_empty() {
+        // Without an item of that name, one of these is probably meant to be it.
+        found.push(Finding {
+            is_wrong: item.is_none(),
+            text: format!(
+                "the table holds other items ({}), and only the item `cluster` is read: one table for each cluster",
+                strangers.join(", ")
+            ),
+        });
+    }
     for finding in &found {
         let level = if finding.is_wrong { "wrong" } else { "note" };
         context.out.say(
@@ -192,8 +256,10 @@ fn check(item: &Option<Item>, context: &Context) -> anyhow::Result<ExitCode> {
     context.out.say(
         || json!({ "wrong": wrong, "notes": notes }),
         || {
-            if wrong == 0 {
+            if wrong == 0 && item.is_some() {
                 "the item is in order".to_owned()
+            } else if wrong == 0 {
+                "nothing is wrong".to_owned()
             } else {
                 format!("{} wrong", counted(wrong, "thing"))
             }
