@@ -14,6 +14,9 @@ use crate::workspace::cargo;
 /// Those with tests under `cfg(not(feature = …))`.
 const OPENING_CRATES: [&str; 2] = ["tenure-store", "tenure-stream"];
 
+/// The module of tests that need all servers that may be missing.
+const NEEDS_ALL: &str = "live_cluster";
+
 pub(crate) struct Selection {
     pub(crate) embedded: bool,
     pub(crate) long: bool,
@@ -27,7 +30,7 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
     build(&selection)?;
     let instances = Instances::of(cache);
     let mut kinds = Kind::of_tests(selection.embedded);
-    kinds.retain(|kind| !missing.iter().any(|(left_out, _)| left_out == kind));
+    kinds.retain(|kind| !missing.iter().any(|(left_out, _)| left_out.contains(kind)));
     let services = instances.up_for_this_run("test", &kinds)?;
     let run = |command: &mut Command| {
         services.hand_to(command);
@@ -40,7 +43,7 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
 
     let mut tests = nextest(&selection);
     if !missing.is_empty() {
-        let modules: Vec<_> = missing.iter().map(|(_, module)| *module).collect();
+        let modules: Vec<_> = missing.iter().map(|(_, module)| *module).chain([NEEDS_ALL]).collect();
         let filter = format!("not (kind(test) & test(/(^|::)({})::/))", modules.join("|"));
         tests.args(["--filterset", &filter]);
     }
@@ -70,19 +73,20 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
 
 /// Sets up the servers that not every mirror has what it takes for; all other tests run without them. Answers those
 /// that cannot be had, each with the module of its tests.
-fn missing(cache: &Cache) -> Vec<(Kind, &'static str)> {
-    let wanted = [
-        (Kind::Kubernetes, "kubernetes", setup::needs_of_kubernetes()),
-        (Kind::Prometheus, "prometheus", setup::NEEDS_OF_PROMETHEUS.to_vec()),
-        (Kind::Moto, "ec2", setup::NEEDS_OF_MOTO.to_vec()),
+fn missing(cache: &Cache) -> Vec<(&'static [Kind], &'static str)> {
+    let wanted: [(&[Kind], _, _); 3] = [
+        (&[Kind::Kubernetes, Kind::Cluster], "kubernetes", setup::needs_of_kubernetes()),
+        (&[Kind::Prometheus], "prometheus", setup::NEEDS_OF_PROMETHEUS.to_vec()),
+        (&[Kind::Moto], "ec2", setup::NEEDS_OF_MOTO.to_vec()),
     ];
     let mut missing = Vec::new();
-    for (kind, module, needs) in wanted {
+    for (kinds, module, needs) in wanted {
         if let Err(error) = setup::ensure(cache, needs) {
             eprintln!(
-                "warning: the tests `{module}` are LEFT OUT, because their server cannot be set up: {error:#}"
+                "warning: the tests `{module}` and `{NEEDS_ALL}` are LEFT OUT, because their server cannot be set up: \
+                 {error:#}"
             );
-            missing.push((kind, module));
+            missing.push((kinds, module));
         }
     }
     missing

@@ -120,7 +120,8 @@ pub struct Tick {
     pub writes: Vec<Name>,
     /// Why, and what it waits for.
     pub reasons: Vec<String>,
-    /// Calls that failed, each with its reason. The next tick makes them again.
+    /// Calls that failed, each with its reason. The next tick makes them again; a launch that was refused, after
+    /// the pause, the next scale-up.
     pub failures: Vec<String>,
 }
 
@@ -192,9 +193,14 @@ impl Executor {
                         self.write(&mut state, &change, &reasons, &mut writes, &mut refusals, decided).await?
                     }
                     call => {
-                        let what = call.what();
+                        let (what, told) = (call.what(), answers.len());
                         match self.call(&state, call, &mut answers).await {
-                            Ok(flow) => flow,
+                            Ok(flow) => {
+                                if let Some(Answer::LaunchRefused { why, .. }) = answers.get(told) {
+                                    failures.push(format!("{what}: {why}"));
+                                }
+                                flow
+                            }
                             Err(error) if planted::is("autoscaler_one_failure_stops_all") => {
                                 return Err(error);
                             }

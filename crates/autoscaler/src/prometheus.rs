@@ -13,9 +13,9 @@
 mod answer;
 mod query;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,6 +31,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, within};
+use tracing::warn;
 
 use self::answer::{Series, loads, readiness, series, told};
 use self::query::{MARK, load_query, readiness_query};
@@ -138,6 +139,8 @@ pub struct Prometheus {
     authorization: Option<HeaderValue>,
     settings: Settings,
     clock: Arc<dyn Clock>,
+    /// Nodes whose load was not known when it was asked for last.
+    unknown: Mutex<BTreeSet<String>>,
 }
 
 impl fmt::Debug for Prometheus {
@@ -176,6 +179,7 @@ impl Prometheus {
             endpoint,
             settings: settings.clone(),
             clock: env.clock.clone(),
+            unknown: Mutex::default(),
         })
     }
 
@@ -238,13 +242,26 @@ impl Prometheus {
     }
 }
 
+impl Prometheus {
+    /// Each is told once: a node that is gone leaves a rate behind for a whole window, tick after tick.
+    fn tell_unknown(&self, unknown: BTreeSet<String>) {
+        let mut before = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
+        for node in unknown.difference(&before) {
+            warn!(node, "a node's load is not known; it is not taken away");
+        }
+        *before = unknown;
+    }
+}
+
 #[async_trait]
 impl Metrics for Prometheus {
     async fn measures(&self, by: Monotonic) -> Result<Measures> {
         let series = self.ask(by, &load_query(&self.settings)).await?;
         let now_epoch = self.clock.wall().as_millis().div_euclid(1000);
         let asked_epoch = series.first().map(Series::asked_epoch);
-        Ok(Measures { loads: loads(&series, &self.settings, now_epoch)?, asked_epoch })
+        let (loads, unknown) = loads(&series, &self.settings, now_epoch)?;
+        self.tell_unknown(unknown);
+        Ok(Measures { loads, asked_epoch })
     }
 
     async fn readiness(&self, by: Monotonic) -> Result<BTreeMap<String, bool>> {

@@ -3,9 +3,8 @@
 //! No emulator knows client tokens, so a small shim of ours stands in front: it remembers tokens as EC2 does, and
 //! refuses, hangs and loses replies when told to. What it does is ours; everything behind it is moto's.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use aws_config::{BehaviorVersion, Region};
@@ -17,9 +16,7 @@ use tenure_autoscaler::ports::{Cloud, Ended, Launch};
 use tenure_autoscaler::state::{InstanceId, Place};
 use tenure_backend::{Env, Kind};
 use tenure_clock::{Clock, Entropy, Monotonic, SystemClock};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::task::JoinHandle;
+use tenure_scratch_cluster::{Fault, NoWatcher, Shim, variable};
 
 const REGION: &str = "us-east-1";
 /// One that moto always has.
@@ -33,158 +30,6 @@ fn soon() -> Monotonic {
 
 fn nonce() -> String {
     Entropy::system().nonce()[..12].to_owned()
-}
-
-// === the shim ===
-
-#[derive(Clone, Copy)]
-enum Fault {
-    /// Not passed on; this status and code instead.
-    Refuse(u16, &'static str),
-    /// Passed on, and the connection closed without an answer.
-    LoseReply,
-    /// Not passed on, and no answer.
-    Hang,
-}
-
-#[derive(Default)]
-struct Behaviour {
-    /// What comes next of an action.
-    faults: VecDeque<(&'static str, Fault)>,
-    /// Instances on a page, whatever was asked for.
-    page: Option<u32>,
-    calls: Vec<BTreeMap<String, String>>,
-    /// Parameters and answer by token.
-    launches: BTreeMap<String, (BTreeMap<String, String>, Vec<u8>)>,
-}
-
-struct Shim {
-    address: SocketAddr,
-    behaviour: Arc<Mutex<Behaviour>>,
-    task: JoinHandle<()>,
-}
-
-impl Shim {
-    async fn start(moto: String) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let behaviour = Arc::new(Mutex::new(Behaviour::default()));
-        let shared = behaviour.clone();
-        let task = tokio::spawn(async move {
-            while let Ok((stream, _)) = listener.accept().await {
-                let (moto, shared) = (moto.clone(), shared.clone());
-                // A client that hangs up is its own business.
-                tokio::spawn(async move { drop(serve(stream, &moto, &shared).await) });
-            }
-        });
-        Self { address, behaviour, task }
-    }
-
-    fn next(&self, action: &'static str, fault: Fault) {
-        self.behaviour.lock().unwrap().faults.push_back((action, fault));
-    }
-
-    /// The parameters of the last call of an action.
-    fn last(&self, action: &str) -> BTreeMap<String, String> {
-        let behaviour = self.behaviour.lock().unwrap();
-        behaviour.calls.iter().rev().find(|call| call["Action"] == action).cloned().expect("it was called")
-    }
-
-    fn count(&self, action: &str) -> usize {
-        self.behaviour.lock().unwrap().calls.iter().filter(|call| call["Action"] == action).count()
-    }
-}
-
-impl Drop for Shim {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn serve(mut client: TcpStream, moto: &str, behaviour: &Mutex<Behaviour>) -> std::io::Result<()> {
-    let mut request = Vec::new();
-    let head_end = loop {
-        if let Some(at) = request.windows(4).position(|end| end == b"\r\n\r\n") {
-            break at + 4;
-        }
-        if client.read_buf(&mut request).await? == 0 {
-            return Ok(());
-        }
-    };
-    let head = String::from_utf8_lossy(&request[..head_end]).into_owned();
-    let length = head
-        .lines()
-        .find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:")?.trim().parse().ok())
-        .unwrap_or(0);
-    while request.len() < head_end + length {
-        if client.read_buf(&mut request).await? == 0 {
-            return Ok(());
-        }
-    }
-    let mut call: BTreeMap<String, String> =
-        form_urlencoded::parse(&request[head_end..]).into_owned().collect();
-    let action = call["Action"].clone();
-    let (fault, known) = {
-        let mut behaviour = behaviour.lock().unwrap();
-        behaviour.calls.push(call.clone());
-        if let (Some(page), Some(asked)) = (behaviour.page, call.get_mut("MaxResults")) {
-            *asked = page.to_string();
-        }
-        let at = behaviour.faults.iter().position(|(of, _)| *of == action);
-        let fault = at.and_then(|at| behaviour.faults.remove(at)).map(|(_, fault)| fault);
-        (fault, call.get("ClientToken").and_then(|token| behaviour.launches.get(token)).cloned())
-    };
-    let answer = match (fault, known) {
-        (Some(Fault::Refuse(status, code)), _) => refusal(status, code),
-        (Some(Fault::Hang), _) => {
-            // Until the client gives up.
-            while client.read_buf(&mut request).await? > 0 {}
-            return Ok(());
-        }
-        (_, Some((before, answer))) if before == call => answer,
-        (_, Some(_)) => refusal(400, "IdempotentParameterMismatch"),
-        (fault, None) => {
-            let answer = passed_on(moto, &head, &call).await?;
-            if let Some(token) = call.get("ClientToken")
-                && answer.starts_with(b"HTTP/1.1 200")
-            {
-                let launch = (call.clone(), answer.clone());
-                behaviour.lock().unwrap().launches.insert(token.clone(), launch);
-            }
-            if matches!(fault, Some(Fault::LoseReply)) {
-                return Ok(());
-            }
-            answer
-        }
-    };
-    client.write_all(&answer).await?;
-    client.shutdown().await
-}
-
-async fn passed_on(moto: &str, head: &str, call: &BTreeMap<String, String>) -> std::io::Result<Vec<u8>> {
-    let body = form_urlencoded::Serializer::new(String::new()).extend_pairs(call).finish();
-    let kept = head.trim_end().lines().filter(|line| {
-        let name = line.split(':').next().unwrap_or_default().to_ascii_lowercase();
-        name != "content-length" && name != "connection"
-    });
-    let mut text = kept.collect::<Vec<_>>().join("\r\n");
-    text += &format!("\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
-    let mut server = TcpStream::connect(moto).await?;
-    server.write_all(text.as_bytes()).await?;
-    let mut answer = Vec::new();
-    server.read_to_end(&mut answer).await?;
-    Ok(answer)
-}
-
-/// As EC2 writes it.
-fn refusal(status: u16, code: &str) -> Vec<u8> {
-    let body = format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Response><Errors><Error><Code>{code}</Code>\
-         <Message>by the shim</Message></Error></Errors><RequestID>r</RequestID></Response>"
-    );
-    let length = body.len();
-    format!("HTTP/1.1 {status} x\r\nContent-Type: text/xml\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
-        .into_bytes()
 }
 
 // === a cluster of its own ===
@@ -201,12 +46,7 @@ struct Site {
 
 impl Site {
     async fn new() -> Self {
-        let moto = std::env::var("TENURE_TEST_MOTO").unwrap_or_else(|_| {
-            panic!(
-                "TENURE_TEST_MOTO is not set: run `cargo xtask services up` and \
-                 `eval \"$(cargo xtask services env)\"`, or use `cargo xtask test`"
-            )
-        });
+        let moto = variable("TENURE_TEST_MOTO");
         let config = aws_config::defaults(BehaviorVersion::latest())
             .region(Region::new(REGION))
             .endpoint_url(&moto)
@@ -225,10 +65,10 @@ impl Site {
             .send()
             .await
             .unwrap();
-        let shim = Shim::start(moto.trim_start_matches("http://").to_owned()).await;
+        let shim = Shim::start(&moto, Arc::new(NoWatcher)).await.unwrap();
         let mut settings = Settings::new(&cluster, &cluster);
         settings.region = Some(REGION.to_owned());
-        settings.endpoint = Some(format!("http://{}", shim.address));
+        settings.endpoint = Some(shim.url());
         let cloud = Ec2::connect(&settings, &Env::system()).await.unwrap();
         Self { direct, shim, cloud, cluster, subnet: subnet.subnet.unwrap().subnet_id.unwrap(), settings }
     }
@@ -294,15 +134,8 @@ async fn an_instance_is_launched_seen_tagged_and_ended_by_the_named_permissions_
     let instances = site.cloud.instances(soon(), &[]).await.unwrap();
     assert!(instances.iter().all(|instance| instance.state == InstanceState::Gone), "{instances:?}");
 
-    let called: BTreeSet<_> = site
-        .shim
-        .behaviour
-        .lock()
-        .unwrap()
-        .calls
-        .iter()
-        .map(|call| format!("ec2:{}", call["Action"]))
-        .collect();
+    let called: BTreeSet<_> =
+        site.shim.calls().iter().map(|call| format!("ec2:{}", call["Action"])).collect();
     assert_eq!(called, IAM_ACTIONS.iter().map(ToString::to_string).collect());
 }
 
@@ -312,7 +145,7 @@ async fn a_launch_says_what_was_frozen() {
     let mut order = site.order(3, 1);
     order.place.market = "spot".to_owned();
     site.launched(&order).await;
-    let call = site.shim.last("RunInstances");
+    let call = site.shim.last("RunInstances").expect("it was called");
     let expected = [
         ("ClientToken", order.token.as_str()),
         ("MinCount", "1"),
@@ -444,7 +277,7 @@ async fn lists_are_of_this_cluster_and_of_those_named_page_by_page() {
     for slot in 0..12 {
         ours.insert(site.launched(&site.order(slot, 0)).await);
     }
-    site.shim.behaviour.lock().unwrap().page = Some(5);
+    site.shim.page(5);
     let before = site.shim.count("DescribeInstances");
     assert_eq!(site.ids().await, ours);
     assert!(site.shim.count("DescribeInstances") - before >= 3, "three pages of five");

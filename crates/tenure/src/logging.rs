@@ -25,6 +25,10 @@ pub(crate) fn begin(log: &Log) -> anyhow::Result<()> {
 /// which stay out of logs whatever the filter asks for.
 const DRIVER_CAP: &str = "tokio_postgres=warn";
 
+/// The Kubernetes client logs every connection that fails as an error of its own. We are told of it, too, and say
+/// what to do: once is enough, unless somebody asks for it.
+const CLIENT_CAP: (&str, &str) = ("kube_client", "kube_client::client::builder=off");
+
 /// Reads a filter such as `warn` or `info,tenure_store=debug`.
 ///
 /// # Errors
@@ -33,6 +37,10 @@ pub(crate) fn filter(text: &str) -> Result<EnvFilter, String> {
     let filter = EnvFilter::try_new(text).map_err(|error| {
         format!("log filter `{text}` does not read ({error}): write a level (error, warn, info, debug, trace, off), or target=level, separated by commas")
     })?;
-    let cap = DRIVER_CAP.parse().map_err(|error| format!("log filter `{DRIVER_CAP}`: {error}"))?;
-    Ok(filter.add_directive(cap))
+    let (client, client_cap) = CLIENT_CAP;
+    let caps = [DRIVER_CAP].into_iter().chain(Some(client_cap).filter(|_| !text.contains(client)));
+    caps.into_iter().try_fold(filter, |filter, cap| {
+        let cap = cap.parse().map_err(|error| format!("log filter `{cap}`: {error}"))?;
+        Ok(filter.add_directive(cap))
+    })
 }

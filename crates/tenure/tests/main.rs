@@ -8,6 +8,8 @@ mod cdc;
 mod consumer;
 mod demo;
 mod election;
+#[cfg(all(feature = "autoscaler", feature = "aws"))]
+mod live_cluster;
 mod long_running;
 mod postgres;
 mod secrets;

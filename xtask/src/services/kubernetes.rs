@@ -1,4 +1,5 @@
-//! An API server of Kubernetes with an etcd of its own, on loopback, and a kubeconfig for whoever tests.
+//! An API server of Kubernetes with an etcd of its own, on loopback, and a kubeconfig for whoever tests. With a
+//! scheduler beside it, pods get nodes; nobody runs them.
 //!
 //! The server makes its own certificate when it starts; the kubeconfig names the file. Its one token is drawn
 //! for this instance.
@@ -22,7 +23,13 @@ pub(super) fn kubeconfig_path(dir: &Path) -> PathBuf {
     dir.join("kubeconfig")
 }
 
-pub(super) fn launch(cache: &Cache, dir: &Path, port: u16, etcd_ports: [u16; 2]) -> Result<Launch> {
+pub(super) fn launch(
+    cache: &Cache,
+    dir: &Path,
+    port: u16,
+    etcd_ports: [u16; 2],
+    scheduler_port: Option<u16>,
+) -> Result<Launch> {
     let programs = setup::kubernetes_programs(cache)
         .context("no Kubernetes API server: run `cargo xtask setup kubernetes`")?;
     let token = token()?;
@@ -33,6 +40,9 @@ pub(super) fn launch(cache: &Cache, dir: &Path, port: u16, etcd_ports: [u16; 2])
     arguments
         .extend([programs.join("etcd"), programs.join("kube-apiserver"), dir.to_owned()].map(OsString::from));
     arguments.extend([port, etcd_ports[0], etcd_ports[1]].map(|port| port.to_string().into()));
+    if let Some(port) = scheduler_port {
+        arguments.extend([programs.join("kube-scheduler").into(), port.to_string().into()]);
+    }
     Ok(Launch { program: "sh".into(), arguments, environment: Vec::new(), user: None })
 }
 
@@ -130,7 +140,8 @@ mod tests {
 
     #[test]
     fn everything_listens_on_loopback_alone() {
-        assert!(SCRIPT.contains("--bind-address=127.0.0.1"));
+        let servers = SCRIPT.matches("--secure-port").count();
+        assert_eq!(SCRIPT.matches("--bind-address=127.0.0.1").count(), servers);
         let addresses: Vec<_> = SCRIPT.split("\"http://").skip(1).collect();
         assert!(addresses.len() == 2 && addresses.iter().all(|it| it.starts_with("127.0.0.1:")));
     }

@@ -37,6 +37,8 @@ pub(crate) enum Kind {
     Kinesalite,
     /// An API server with its etcd, and nothing that would run a pod.
     Kubernetes,
+    /// Another one, with a scheduler, for tests that scale a whole cluster: all of its nodes and pods are theirs.
+    Cluster,
     /// Scrapes what tests tell it to.
     Prometheus,
     /// EC2, and nothing else: as a store or a stream it loses what it acknowledged.
@@ -62,7 +64,7 @@ impl Kind {
     pub(crate) fn of_tests(embedded: bool) -> Vec<Kind> {
         let mut kinds = Kind::wanted(embedded).to_vec();
         if !embedded {
-            kinds.extend([Kind::Prometheus, Kind::Moto, Kind::Kubernetes]);
+            kinds.extend([Kind::Prometheus, Kind::Moto, Kind::Kubernetes, Kind::Cluster]);
         }
         kinds
     }
@@ -85,6 +87,7 @@ impl Kind {
             Kind::KinesisLocal => "kinesis-local",
             Kind::Kinesalite => "kinesalite",
             Kind::Kubernetes => "kubernetes",
+            Kind::Cluster => "cluster",
             Kind::Prometheus => "prometheus",
             Kind::Moto => "moto",
         }
@@ -99,6 +102,7 @@ impl Kind {
             Kind::KinesisLocal => "TENURE_TEST_KINESIS_LOCAL",
             Kind::Kinesalite => "TENURE_TEST_KINESALITE",
             Kind::Kubernetes => "TENURE_TEST_KUBERNETES",
+            Kind::Cluster => "TENURE_TEST_CLUSTER",
             Kind::Prometheus => "TENURE_TEST_PROMETHEUS",
             Kind::Moto => "TENURE_TEST_MOTO",
         }
@@ -119,7 +123,7 @@ impl Kind {
     pub(crate) fn url(self, port: u16, dir: &Path) -> String {
         match self {
             Kind::Postgres => postgres_url(port),
-            Kind::Kubernetes => kubernetes::kubeconfig_path(dir).display().to_string(),
+            Kind::Kubernetes | Kind::Cluster => kubernetes::kubeconfig_path(dir).display().to_string(),
             _ => format!("http://127.0.0.1:{port}"),
         }
     }
@@ -139,7 +143,11 @@ impl Kind {
             Kind::Dynoxide => Ok(dynoxide(cache, port)),
             Kind::KinesisLocal => Ok(kinesis_local(cache, port, ports.take()?)),
             Kind::Kinesalite => Ok(kinesalite(cache, port)),
-            Kind::Kubernetes => kubernetes::launch(cache, dir, port, [ports.take()?, ports.take()?]),
+            Kind::Kubernetes => kubernetes::launch(cache, dir, port, [ports.take()?, ports.take()?], None),
+            Kind::Cluster => {
+                let (etcd, scheduler) = ([ports.take()?, ports.take()?], ports.take()?);
+                kubernetes::launch(cache, dir, port, etcd, Some(scheduler))
+            }
             Kind::Prometheus => prometheus::launch(cache, dir, port),
             Kind::Moto => moto(cache, port),
         }
@@ -155,7 +163,7 @@ impl Kind {
             Kind::KinesisLocal | Kind::Kinesalite => {
                 answers_request(port, "Kinesis_20131202.ListStreams", "1.1").unwrap_or(false)
             }
-            Kind::Kubernetes => kubernetes::answers(port),
+            Kind::Kubernetes | Kind::Cluster => kubernetes::answers(port),
             Kind::Prometheus => answers_get(port, "/-/ready").unwrap_or(false),
             Kind::Moto => answers_get(port, "/moto-api/data.json").unwrap_or(false),
         }

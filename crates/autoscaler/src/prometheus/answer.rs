@@ -3,7 +3,7 @@
 //! Ages are taken on Prometheus' own clock, between the moment of the query and that of the sample, and only
 //! then brought to ours: a clock that is off, ours or theirs, makes nothing look fresh.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use tenure_backend::{Error, Result};
@@ -77,14 +77,15 @@ pub(super) fn told(body: &[u8]) -> String {
     }
 }
 
-/// Loads by node; nodes of which something is not known are left out.
+/// Loads by node, and the nodes of which something is not known.
 pub(super) fn loads(
     series: &[Series],
     settings: &Settings,
     now_epoch: i64,
-) -> Result<BTreeMap<String, Load>> {
+) -> Result<(BTreeMap<String, Load>, BTreeSet<String>)> {
     let nodes = by_node(series, &settings.load_label)?;
     let mut loads = BTreeMap::new();
+    let mut unknown = BTreeSet::new();
     for (node, parts) in nodes {
         let load = || {
             let age = parts.age(part::CPU_AT)?.max(parts.age(part::MEMORY_AT)?);
@@ -96,7 +97,7 @@ pub(super) fn loads(
         };
         match load() {
             Some(load) => drop(loads.insert(node.to_owned(), load)),
-            None => warn!(node, "a node's load is not known; it is not taken away"),
+            None => drop(unknown.insert(node.to_owned())),
         }
     }
     if loads.is_empty() {
@@ -108,7 +109,7 @@ pub(super) fn loads(
             settings.window
         )));
     }
-    Ok(loads)
+    Ok((loads, unknown))
 }
 
 /// Whether nodes are ready, by what was measured lately. One that was not is not among them.
@@ -228,7 +229,7 @@ mod tests {
         let settings = Settings::new("http://h");
         let series: Vec<_> = node("a", "12.1", "-0.3", "1729999990").into_iter().collect();
         // Our clock is an hour behind theirs, and the age is the same.
-        let loads = loads(&series, &settings, 1_729_996_400).unwrap();
+        let (loads, _) = loads(&series, &settings, 1_729_996_400).unwrap();
         let load = Load { cpu_percent: 13, memory_percent: 0, at_epoch: 1_729_996_400 - 11 };
         assert_eq!(loads, [("a".to_owned(), load)].into());
     }
@@ -248,7 +249,9 @@ mod tests {
         assert!(error.chain().contains("is node_exporter scraped"), "{error:?}");
         assert_eq!(loads(&[], &settings, 0).unwrap_err().kind(), Kind::Unavailable);
         all.extend(node("good", "10", "10", "1730000000"));
-        assert_eq!(loads(&all, &settings, 0).unwrap().into_keys().collect::<Vec<_>>(), ["good"]);
+        let (loads, unknown) = loads(&all, &settings, 0).unwrap();
+        assert_eq!(loads.into_keys().collect::<Vec<_>>(), ["good"]);
+        assert!(!unknown.is_empty() && !unknown.contains("good"), "{unknown:?}");
     }
 
     #[test]

@@ -15,9 +15,10 @@ use crate::{duration, shutdown};
 #[command(after_help = "\
 A tick looks at instances, nodes, pods and loads, decides, records, and acts, until there is nothing to do right
 now. Any tick may die anywhere: the next one, in any process, goes on. Several may run at once; one acts.
-SIGINT and SIGTERM end it between two ticks.
+SIGINT and SIGTERM end it between two ticks; a tick that takes longer than one call may (--timeout) is left where it
+is, and the next executor goes on once the lease is over.
 
-Exit status of --once: 1 if a call failed, and the next tick makes it again.
+Exit status of --once: 1 if a call failed. The next tick makes it again; a launch that was refused, the next scale-up.
 
 Examples:
   tenure autoscale run --once
@@ -51,7 +52,20 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
     tracing::info!(owner = executor.book().owner(), every = duration::shown(every), "scaling");
     let mut before = None;
     while !stop.is_cancelled() {
-        match executor.tick().await {
+        let overdue = async {
+            stop.cancelled().await;
+            context.env.clock.sleep(context.timeout).await;
+        };
+        let tick = tokio::select! {
+            biased;
+            tick = executor.tick() => tick,
+            // It may be dropped anywhere: as if the process had died there.
+            () = overdue => {
+                tracing::warn!("the tick takes too long, and is left where it is");
+                break;
+            }
+        };
+        match tick {
             Ok(tick) => {
                 // An idle tick that says what the last one said is no news.
                 if before.as_ref() != Some(&tick.reasons)
