@@ -309,6 +309,11 @@ impl Book {
     pub(crate) fn by(&self) -> Monotonic {
         self.clock.deadline(self.places.call_timeout)
     }
+
+    /// By when an effect that begins now has ended: a write and its event are two calls.
+    pub(crate) fn by_of_effect(&self) -> Monotonic {
+        self.clock.deadline(self.places.call_timeout * 2)
+    }
 }
 
 fn keeps_changing() -> Error {

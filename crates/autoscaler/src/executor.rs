@@ -46,6 +46,8 @@ const REFUSALS_MAX: u32 = 5;
 /// whole time. Calls that were refused are not counted: they are answered at once.
 const UNANSWERED_MAX: u32 = 3;
 
+const OUT_OF_TIME: &str = "there is no time for more now: the next tick goes on";
+
 /// The edges of an executor.
 #[derive(Debug, Clone)]
 pub struct Ports {
@@ -168,6 +170,18 @@ impl Executor {
     /// # Cancel safety
     /// May be dropped anywhere; it is then as if the process had died there.
     pub async fn tick(&mut self) -> Result<Tick> {
+        self.tick_until(Monotonic::NEVER).await
+    }
+
+    /// As [`Executor::tick`], and ends between two effects if the next one might not be answered by `until`. The
+    /// last reason says so then, and the next tick goes on.
+    ///
+    /// # Errors
+    /// As [`Executor::tick`].
+    ///
+    /// # Cancel safety
+    /// As [`Executor::tick`].
+    pub async fn tick_until(&mut self, until: Monotonic) -> Result<Tick> {
         let mut writes = Vec::new();
         let mut answers = Vec::new();
         let (mut refusals, mut unanswered) = (0, 0);
@@ -182,11 +196,15 @@ impl Executor {
                 }
             };
             observation.answers = answers.clone();
-            let Step { effects, reasons, .. } = step(&state, &observation, &self.policy, &self.now());
+            let Step { effects, mut reasons, .. } = step(&state, &observation, &self.policy, &self.now());
             if effects.is_empty() {
                 return Ok(Tick { state, writes, reasons, failures });
             }
             for effect in effects {
+                if self.book.by_of_effect() > until {
+                    reasons.push(OUT_OF_TIME.to_owned());
+                    return Ok(Tick { state, writes, reasons, failures });
+                }
                 let flow = match effect {
                     Effect::Write(change) => {
                         let decided = Snapshot::of(&change, &observation);
