@@ -14,7 +14,7 @@ use crate::state::{
 use crate::table::Name;
 
 /// Who writes, and when.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Stamp {
     /// The executor, unlike every other.
     pub owner: String,
@@ -35,7 +35,7 @@ impl Stamp {
 }
 
 /// How an action ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ending {
     /// Workers at the end.
     pub workers: i64,
@@ -48,7 +48,7 @@ pub struct Ending {
 }
 
 /// One change of the state item.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Change {
     /// The item gets the form of this version.
     Migrate,

@@ -59,7 +59,7 @@ impl Now {
 }
 
 /// How a pod is asked to go.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Manner {
     /// Only asked whether it may be.
     DryRun,
@@ -70,7 +70,7 @@ pub enum Manner {
 }
 
 /// One thing to do.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Effect {
     /// A conditional write of the state item.
     Write(Change),

@@ -25,7 +25,7 @@ pub mod tags {
 }
 
 /// CPU and memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Resources {
     /// Thousandths of a core.
     pub cpu_millis: u64,
@@ -60,7 +60,7 @@ impl Resources {
 }
 
 /// What an instance is doing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InstanceState {
     /// It is starting.
     Pending,
@@ -73,7 +73,7 @@ pub enum InstanceState {
 }
 
 /// An instance of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Instance {
     /// Its id.
     pub id: InstanceId,
@@ -126,7 +126,7 @@ pub struct Origin<'a> {
 }
 
 /// Who cordoned a node: the annotation `tenure.dev/cordoned-by`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct CordonMark {
     /// The action.
     pub action: ActionId,
@@ -135,7 +135,7 @@ pub struct CordonMark {
 }
 
 /// A node of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Node {
     /// Its name.
     pub name: String,
@@ -187,7 +187,7 @@ impl Node {
 }
 
 /// Who brings a pod back when it is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PodOwner {
     /// A controller, elsewhere.
     Controller,
@@ -200,7 +200,7 @@ pub enum PodOwner {
 }
 
 /// A pod that has not ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pod {
     /// Its namespace.
     pub namespace: String,
@@ -231,7 +231,7 @@ impl Pod {
 }
 
 /// How much of a node is in use.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Load {
     /// Of its CPU, in percent.
     pub cpu_percent: u32,
@@ -242,7 +242,7 @@ pub struct Load {
 }
 
 /// An answer of this tick: what a call said that cannot be seen otherwise, or not yet.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// A launch returned an instance.
     Launched {
@@ -313,7 +313,7 @@ pub enum Answer {
 }
 
 /// What a readiness query of the metrics said.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub enum Readings {
     /// It was not asked: the Node's Ready condition counts.
     #[default]
@@ -325,7 +325,7 @@ pub enum Readings {
 }
 
 /// How far the consumers of the streams are behind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Lag {
     /// Nobody asked.
     #[default]
@@ -337,7 +337,7 @@ pub enum Lag {
 }
 
 /// What was seen.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Observation {
     /// The cluster's instances.
     pub instances: Vec<Instance>,
@@ -487,7 +487,7 @@ fn instance_of_provider_id(provider_id: &str) -> Option<&str> {
 }
 
 /// What a launch asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct LaunchOrder {
     /// The slot.
     pub slot: u32,

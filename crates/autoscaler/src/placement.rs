@@ -16,7 +16,7 @@ const PLACES: [&str; 4] = [
 ];
 
 /// A taint that keeps pods away.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Taint {
     /// Its key.
     pub key: String,
@@ -27,7 +27,7 @@ pub struct Taint {
 }
 
 /// A taint that a pod does not mind.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Toleration {
     /// The key; every key if there is none.
     pub key: Option<String>,
@@ -57,7 +57,7 @@ impl Toleration {
 }
 
 /// What a label must be.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Test {
     /// One of these.
     In(Vec<String>),
@@ -105,7 +105,7 @@ pub struct Offer<'a> {
 }
 
 /// Which nodes may take a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Placement {
     /// Of each of these, one term must hold: the pod's own selector, its affinity, that of each of its volumes.
     pub terms: Vec<Vec<Term>>,

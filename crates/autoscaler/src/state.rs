@@ -180,7 +180,7 @@ phases! {
 }
 
 /// Where an instance is launched: frozen in its slot before the call.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place {
     /// The subnet.
     pub subnet: String,
@@ -191,7 +191,7 @@ pub struct Place {
 }
 
 /// One instance that a scale-up asks for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Slot {
     /// How far it is.
     pub phase: SlotPhase,
@@ -206,7 +206,7 @@ pub struct Slot {
 }
 
 /// One node that a scale-down takes away.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DownNode {
     /// How far it is.
     pub phase: NodePhase,
@@ -218,7 +218,7 @@ pub struct DownNode {
 }
 
 /// An instance that will be taken away.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Interrupt {
     /// Why.
     pub kind: InterruptKind,
@@ -227,7 +227,7 @@ pub struct Interrupt {
 }
 
 /// The state item. An attribute that is not there is `None`.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[allow(missing_docs, reason = "each field is the attribute of its name; `rows.rs` has their table")]
 pub struct State {
     pub schema_version: Option<i64>,

@@ -10,6 +10,7 @@ mod doubts;
 mod ec2;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
+mod model;
 mod old_writers;
 mod ordering_rules;
 #[cfg(feature = "prometheus")]

@@ -4,6 +4,8 @@
 //! at the moment it happened, and once more at the end, after healing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
 
 use tenure_store::Item;
 
@@ -14,7 +16,7 @@ use crate::state::{Action, ActionId, InstanceId, NodePhase, SlotPhase, State};
 use crate::table::{Name, explain};
 
 /// What is checked.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Checker {
     /// AS-1: launched ≤ requested per action.
     As1,
@@ -76,7 +78,7 @@ impl Checker {
 }
 
 /// What the old documents' rules are known to cause.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Symptom {
     /// An instance that nobody recorded.
     Orphan,
@@ -106,7 +108,7 @@ impl Symptom {
 }
 
 /// Something that did not hold.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Violation {
     /// What was checked.
     pub checker: Checker,
@@ -143,9 +145,10 @@ pub struct Moment {
 }
 
 /// What the checkers remember.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Ledger {
-    policy: Policy,
+    /// The same in all of a world's ledgers.
+    policy: Arc<Policy>,
     has_table: bool,
     requested: BTreeMap<ActionId, i64>,
     launched: BTreeMap<String, BTreeSet<InstanceId>>,
@@ -165,12 +168,33 @@ pub struct Ledger {
     pub violations: Vec<Violation>,
 }
 
+impl Hash for Ledger {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let Self {
+            policy: _,
+            has_table,
+            requested,
+            launched,
+            condemned,
+            completed,
+            killed,
+            cleared,
+            old_lock,
+            ended,
+            ended_count,
+            violations,
+        } = self;
+        (has_table, requested, launched, condemned, completed, killed).hash(state);
+        (cleared, old_lock, ended, ended_count, violations).hash(state);
+    }
+}
+
 impl Ledger {
     /// Nothing has happened yet.
     #[must_use]
     pub fn new(policy: Policy) -> Self {
         Self {
-            policy,
+            policy: Arc::new(policy),
             has_table: true,
             requested: BTreeMap::new(),
             launched: BTreeMap::new(),
@@ -204,27 +228,39 @@ impl Ledger {
         after: &Item,
         machines: &[(&Instance, Option<&Node>)],
     ) {
+        let (Ok(old), Ok(new)) = (decode(before), decode(after)) else { return };
+        let explained = explain(before, after).map_err(|error| error.chain());
+        self.moved(moment, (&old, &new), &explained, machines);
+    }
+
+    /// A write was applied that led from one state to the other, as the table explains it.
+    pub fn moved(
+        &mut self,
+        moment: &Moment,
+        (old, new): (&State, &State),
+        explained: &Result<Name, String>,
+        machines: &[(&Instance, Option<&Node>)],
+    ) {
         let Moment { now, sent, measured, by_old } = *moment;
         let ours = !by_old;
-        let (Ok(old), Ok(new)) = (decode(before), decode(after)) else { return };
         if by_old && (&old.lock_owner, old.lock_until_epoch) != (&new.lock_owner, new.lock_until_epoch) {
             self.old_lock = new.lock_owner.clone().zip(new.lock_until_epoch);
         }
         if ours && self.has_table {
-            match explain(before, after) {
-                Ok(name) => self.as_6_respects_old_locks(now, name, &old),
-                Err(error) => self.broken(Checker::Table, None, error.chain()),
+            match explained {
+                Ok(name) => self.as_6_respects_old_locks(now, *name, old),
+                Err(why) => self.broken(Checker::Table, None, why.clone()),
             }
         }
         let (was, is) = (old.action_id().cloned(), new.action_id().cloned());
         if ours {
-            self.as_6_one_action(&old, &new);
-            self.as_5_completed_grows(&old, &new);
+            self.as_6_one_action(old, new);
+            self.as_5_completed_grows(old, new);
         }
         if was.is_none() && is.is_some() && ours {
-            self.as_7_cooldown(now, &old);
-            self.as_3_bounds(&new, machines);
-            self.as_8_measured(&new, measured);
+            self.as_7_cooldown(now, old);
+            self.as_3_bounds(new, machines);
+            self.as_8_measured(new, measured);
         }
         if let Some(action) = is.as_ref().filter(|_| was != is) {
             self.requested.insert(action.clone(), new.up_requested.unwrap_or(0));
@@ -235,7 +271,7 @@ impl Ledger {
         if was.is_some() && is.is_none() {
             let failed = new.last_scale_epoch == old.last_scale_epoch;
             if ours {
-                self.as_2_completes_with_its_instances(&old, failed);
+                self.as_2_completes_with_its_instances(old, failed);
             }
             // What an old writer cleared leaves nothing that could hold us back.
             if ours || !failed {
@@ -243,7 +279,7 @@ impl Ledger {
             }
             self.ended_count += 1;
         }
-        self.remember_condemned(&new);
+        self.remember_condemned(new);
     }
 
     fn remember_condemned(&mut self, state: &State) {
