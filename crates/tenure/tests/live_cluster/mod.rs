@@ -113,6 +113,7 @@ async fn a_cluster_grows_and_shrinks_though_its_executor_is_killed_again_and_aga
     assert_eq!(launched.len(), ended.len() + WORKERS_MIN as usize);
     assert!(ended.is_subset(&launched), "{ended:?} of {launched:?}");
     check_what_people_see(&stage);
+    check_what_people_ask(&stage).await;
     check_secrets(&stage);
 }
 
@@ -324,4 +325,39 @@ fn check_shown(stage: &Stage, shown: &str) {
         let line = shown.lines().find(|line| line.contains(secret));
         assert_eq!(line, None, "a secret was shown");
     }
+}
+
+/// What a person asks for is answered by the same servers, and changes nothing that was not asked for.
+async fn check_what_people_ask(stage: &Stage) {
+    let (instances, nodes) = stage.record.machines().await.expect("the servers answer");
+    let worker = nodes.iter().find(|node| !node.control_plane).expect("there is a worker");
+    let instance = worker.claimed_instance().expect("it says which instance it is");
+    let site = &stage.site;
+    let plan = &site.json("autoscale plan")[0];
+    assert_eq!(plan["decision"], "nothing", "{plan}");
+    let effects = plan["effects"].as_array().expect("a list");
+    assert!(effects.iter().all(|effect| effect["write"] == "windows"), "{plan}");
+
+    let told = site.ok(&format!("autoscale explain node {}", worker.name));
+    assert!(told.contains(instance) && told.contains("scale-down"), "{told}");
+    assert_eq!(site.ok(&format!("autoscale explain node {instance}")), told, "by its instance, too");
+    site.run("autoscale explain node nobody").expect(2).says(&["nobody"]);
+    let drained = site.run(&format!("autoscale drain {} --dry-run --json", worker.name)).expect(3).json();
+    let in_the_way = drained[0]["blockers"].to_string();
+    assert!(in_the_way.contains("fewest allowed"), "as few as there may be stay: {in_the_way}");
+    if let Some(pod) = drained[0]["pods"][0]["pod"].as_str() {
+        let told = site.ok(&format!("autoscale explain pod {pod}"));
+        assert!(told.contains(&worker.name), "{told}");
+    }
+    site.run(&format!("autoscale drain {}", worker.name)).expect(3);
+    assert_eq!(site.json("autoscale gc --dry-run")[0]["effects"], serde_json::json!([]));
+    let adopted = &site.json(&format!("autoscale adopt {instance}"))[0];
+    assert_eq!(adopted["adopted"], false, "it is one of the cluster already: {adopted}");
+    site.run("autoscale adopt i-0123456789abcdef0").expect(2).says(&["i-0123456789abcdef0"]);
+    let replayed = site.json("autoscale replay");
+    assert_eq!(replayed.last().unwrap()["wrong"], 0, "{replayed:?}");
+    assert!(replayed.last().unwrap()["trial"]["scale_ups"].is_u64(), "{replayed:?}");
+
+    let (after, _) = stage.record.machines().await.expect("the servers answer");
+    assert_eq!(after.len(), instances.len(), "nobody came, nobody went");
 }
