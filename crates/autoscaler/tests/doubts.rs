@@ -80,6 +80,9 @@ fn a_refused_launch_is_looked_up_before_it_is_believed() {
     world.refuse_launches(Some((Kind::Denied, "injected: the right was taken away")));
     let after = tick(&mut executor);
     assert_eq!(titles(&after), "record", "{after:?}");
+    let failures = after.failures.join("; ");
+    assert!(failures.starts_with("launch an instance for slot 0 (attempt 0): injected"), "{failures}");
+    assert_eq!(after.failures.len(), 1, "told once: {failures}");
     assert_eq!(world.launches(), 1);
     world.advance(Duration::from_secs(60));
     assert_eq!(titles(&tick(&mut executor)), "join, complete up");

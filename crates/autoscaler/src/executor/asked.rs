@@ -333,7 +333,8 @@ impl Executor {
     /// `Invalid` if it is not known, has ended, is another cluster's, or no single worker node says that it is its;
     /// else as [`Executor::tick`].
     pub async fn adopt(&self, id: &InstanceId) -> Result<Adopted> {
-        let (_, seen) = self.look(Needs { machines: true, ..Needs::default() }, &[id.clone()]).await?;
+        let (_, seen) =
+            self.look(Needs { machines: true, ..Needs::default() }, std::slice::from_ref(id)).await?;
         let refuse = |what: String| Err(Error::invalid(what));
         let Some(instance) = seen.instance(id) else {
             return refuse(format!("the cloud knows no instance {id} in this region and account"));

@@ -249,11 +249,9 @@ async fn idling_costs_a_read(stage: &Stage) {
     for (operation, count) in later {
         let calls = count - counts.get(&operation).copied().unwrap_or(0);
         let expected = if operation == "GetItem" { (to - from) as u64 } else { 0 };
-        // The one of a tick that was under way.
-        assert!(
-            calls.abs_diff(expected) <= u64::from(expected > 0),
-            "{operation}: {calls} in {expected} ticks"
-        );
+        // Those of a tick that was under way, or that a busy machine cut short.
+        let unclear = if expected > 0 { unclear } else { 0 };
+        assert!(calls.abs_diff(expected) <= unclear, "{operation}: {calls} in {expected} ticks");
     }
 }
 
@@ -293,7 +291,8 @@ async fn what_is_wrong_is_said_and_no_secret_is_shown() {
     let refused = run(once, &[]).expect(1);
     assert!(refused.stdout.contains("failed: launch an instance for slot 0"), "{refused:?}");
     assert!(refused.stdout.contains("EC2 denies ec2:RunInstances"), "{refused:?}");
-    assert!(stage.record.state().last_failure.is_some_and(|why| why == "0 of 1 instances joined"));
+    let failure = stage.record.state().last_failure.unwrap();
+    assert!(failure.starts_with("0 of 1 instances joined: EC2 denies ec2:RunInstances"), "{failure}");
     assert_eq!(stage.record.launched_ids().len(), 0);
     assert_eq!(stage.record.violations_at_the_end().await, [""; 0]);
 }
