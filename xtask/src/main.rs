@@ -13,6 +13,7 @@ mod child;
 mod demo;
 mod interrupt;
 mod java_peer;
+mod package;
 mod planted;
 mod progress;
 mod proxy;
@@ -92,6 +93,15 @@ enum Chore {
         /// Passed to the benchmark, from the first word on that is not ours.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         extra: Vec<String>,
+    },
+    /// Build what is deployed, as small as it gets, and print where it is.
+    Package {
+        subject: package::Subject,
+        /// Where to put it [default: TARGET/lambda/tenure-lambda.zip]
+        #[arg(long)]
+        out: Option<std::path::PathBuf>,
+        #[arg(long)]
+        json: bool,
     },
     /// Plant bugs on purpose, one at a time, and see which layer of tests catches each.
     ///
@@ -217,6 +227,9 @@ fn run(chore: Chore) -> anyhow::Result<ExitCode> {
         Chore::Verify { deny } => return verify::run(&cache, deny),
         Chore::Bench { subject, json, embedded, extra } => {
             return bench::run(&cache, bench::Selection { subject, json, embedded, extra });
+        }
+        Chore::Package { subject, out, json } => {
+            return package::run(&package::Selection { subject, out, json });
         }
         Chore::Planted { scenario, json, only, all_layers } => {
             return planted::run(&cache, &planted::Selection { scenario, json, only, all_layers });

@@ -8,6 +8,7 @@ mod debian;
 mod kubernetes;
 mod moto;
 mod prometheus;
+mod python;
 
 use std::env;
 use std::fs;
@@ -50,6 +51,8 @@ pub(crate) enum Need {
     Python,
     /// The emulator of EC2.
     Moto,
+    /// Checks the template of the Lambda.
+    CfnLint,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -71,7 +74,7 @@ const LOOPBACK_SOURCE: &str = include_str!("services/loopback.c");
 pub(crate) fn needs_of_tests(embedded: bool) -> Vec<Need> {
     let mut needs = needs(embedded);
     if !embedded {
-        needs.extend([NEEDS_OF_PROMETHEUS, NEEDS_OF_MOTO].concat());
+        needs.extend([NEEDS_OF_PROMETHEUS, NEEDS_OF_MOTO, NEEDS_OF_CFN_LINT].concat());
         needs.extend(needs_of_kubernetes());
     }
     needs
@@ -79,6 +82,7 @@ pub(crate) fn needs_of_tests(embedded: bool) -> Vec<Need> {
 
 pub(crate) const NEEDS_OF_PROMETHEUS: &[Need] = &[Need::Prometheus];
 pub(crate) const NEEDS_OF_MOTO: &[Need] = &[Need::Python, Need::Moto];
+pub(crate) const NEEDS_OF_CFN_LINT: &[Need] = &[Need::Python, Need::CfnLint];
 
 /// What an API server needs. Building it takes minutes, so it can be set up by itself.
 pub(crate) fn needs_of_kubernetes() -> Vec<Need> {
@@ -139,6 +143,7 @@ impl Need {
             Need::Prometheus => "Prometheus",
             Need::Python => "Python with venv",
             Need::Moto => "moto",
+            Need::CfnLint => "cfn-lint",
         }
     }
 
@@ -163,8 +168,9 @@ impl Need {
             Need::Kubernetes => kubernetes::is_there(cache),
             Need::Prometheus => prometheus::is_there(cache),
             // Only what is installed by it needs it.
-            Need::Python => moto::is_there(cache) || has_venv(),
+            Need::Python => (moto::is_there(cache) && python::cfn_lint(cache).is_some()) || has_venv(),
             Need::Moto => moto::is_there(cache),
+            Need::CfnLint => python::cfn_lint(cache).is_some(),
         }
     }
 
@@ -186,7 +192,8 @@ impl Need {
             | Need::Loopback
             | Need::Kubernetes
             | Need::Prometheus
-            | Need::Moto => &[],
+            | Need::Moto
+            | Need::CfnLint => &[],
         }
     }
 
@@ -204,6 +211,7 @@ impl Need {
             Need::Kubernetes => kubernetes::build(cache),
             Need::Prometheus => prometheus::install(cache),
             Need::Moto => moto::install(cache),
+            Need::CfnLint => python::CFN_LINT.install(cache),
             Need::Compiler
             | Need::Postgres
             | Need::Java
@@ -349,6 +357,7 @@ fn build_loopback(folder: &Path) -> Result<()> {
 pub(crate) use kubernetes::programs as kubernetes_programs;
 pub(crate) use moto::python as moto_python;
 pub(crate) use prometheus::program as prometheus_program;
+pub(crate) use python::cfn_lint as cfn_lint_python;
 
 /// Debian's Python comes without what makes an environment.
 fn has_venv() -> bool {

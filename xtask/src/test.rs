@@ -9,13 +9,14 @@ use crate::child;
 use crate::services::{Instances, Kind};
 use crate::setup;
 use crate::torture;
-use crate::workspace::cargo;
+use crate::workspace::{self, cargo};
 
 /// Those with tests under `cfg(not(feature = …))`.
 const OPENING_CRATES: [&str; 2] = ["tenure-store", "tenure-stream"];
 
 /// The module of tests that need all servers that may be missing.
 const NEEDS_ALL: &str = "live_cluster";
+const TEMPLATE: &str = "packaging/lambda/template.yaml";
 
 pub(crate) struct Selection {
     pub(crate) embedded: bool,
@@ -53,6 +54,9 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
         runs.push(("tests without features", run(&mut without_features())?));
         let mut doc_tests = with_features(cargo(["test", "--workspace", "--doc"]), &selection);
         runs.push(("doc tests", run(&mut doc_tests)?));
+        if let Some(mut lint) = lint_of_template(cache).filter(|_| !selection.embedded) {
+            runs.push(("the template of the Lambda", run(&mut lint)?));
+        }
         // After the tests, not beside them: both are sensitive to a machine that is busy.
         if !selection.embedded {
             for mut torture in torture::as_tests(selection.long)? {
@@ -90,6 +94,19 @@ fn missing(cache: &Cache) -> Vec<(&'static [Kind], &'static str)> {
         }
     }
     missing
+}
+
+/// Checks the template that the Lambda is deployed by.
+fn lint_of_template(cache: &Cache) -> Option<Command> {
+    if let Err(error) = setup::ensure(cache, setup::NEEDS_OF_CFN_LINT.to_vec()) {
+        eprintln!(
+            "warning: the template of the Lambda is NOT CHECKED, because cfn-lint cannot be set up: {error:#}"
+        );
+    }
+    let mut lint = Command::new(setup::cfn_lint_python(cache)?);
+    lint.args(["-c", "from cfnlint.runner import main; main()", "--non-zero-exit-code", "warning", TEMPLATE]);
+    lint.current_dir(workspace::root());
+    Some(lint)
 }
 
 /// Compiles before any service starts: a typing error should not cost a Java start.
