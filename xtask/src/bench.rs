@@ -2,18 +2,20 @@
 //!
 //! stdout is the program's alone (JSON lines under `--json`); everything else goes to stderr.
 
-use std::process::{Command, ExitCode};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 
 use crate::cache::Cache;
 use crate::child;
 use crate::java_peer::{self, JavaPeer};
 use crate::services::{Instances, Kind};
 use crate::setup;
-use crate::workspace::cargo;
+use crate::workspace::{self, cargo};
 
-#[derive(Clone, Copy, clap::ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Subject {
     /// Conditional writes per second, per backend.
     Store,
@@ -25,6 +27,8 @@ pub(crate) enum Subject {
     Consumer,
     /// What publishing row changes costs, beside the server's own reader of its log.
     Cdc,
+    /// What ticks and decisions of the autoscaler cost, and its Lambda.
+    Autoscaler,
 }
 
 impl Subject {
@@ -33,7 +37,7 @@ impl Subject {
         match self {
             Self::Store | Self::Stream => Kind::wanted(embedded),
             Self::Consumer if !embedded => &[Kind::Dynoxide, Kind::KinesisLocal],
-            Self::Consumer | Self::Election | Self::Cdc => &[],
+            Self::Consumer | Self::Election | Self::Cdc | Self::Autoscaler => &[],
         }
     }
 
@@ -42,7 +46,7 @@ impl Subject {
         match self {
             Self::Store | Self::Stream => &["--all-features"],
             Self::Consumer => &["--features", "tenure-store/dynamodb,tenure-stream/kinesis"],
-            Self::Election | Self::Cdc => &[],
+            Self::Election | Self::Cdc | Self::Autoscaler => &[],
         }
     }
 
@@ -51,7 +55,7 @@ impl Subject {
         match self {
             Self::Cdc => Some(&java_peer::DEBEZIUM),
             Self::Consumer => Some(&java_peer::KCL),
-            Self::Store | Self::Stream | Self::Election => None,
+            Self::Store | Self::Stream | Self::Election | Self::Autoscaler => None,
         }
     }
 }
@@ -79,9 +83,33 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
         measure.env(peer.variable, jars);
     }
     measure.arg("--").args(selection.json.then_some("--json")).args(&selection.extra);
-    let measured = child::run(&mut measure)?;
+    let mut measured = child::run(&mut measure)?.success();
     services.down()?;
-    Ok(if measured.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    if selection.subject == Subject::Autoscaler && !selection.embedded {
+        measured &= measure_lambda(&selection)?;
+    }
+    Ok(if measured { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// How large the Lambda is and how quickly it starts: packs it, and measures what was packed.
+fn measure_lambda(selection: &Selection) -> Result<bool> {
+    if workspace::metadata()?.packages.iter().all(|package| package.name != "tenure-lambda") {
+        eprintln!("there is no crate `tenure-lambda` here: its zip and its start are not measured");
+        return Ok(true);
+    }
+    let mut pack = cargo(["xtask", "package", "lambda", "--json"]);
+    let packed = pack.stderr(Stdio::inherit()).output().context("run cargo xtask package lambda")?;
+    ensure!(packed.status.success(), "the Lambda could not be packed: the messages are above");
+    let packed: Packed = serde_json::from_slice(&packed.stdout).context("read where the zip is")?;
+    let mut measure = cargo(["bench", "--package", "tenure-lambda", "--bench", "lambda"]);
+    measure.env("TENURE_LAMBDA_ZIP", &packed.zip);
+    Ok(child::run(measure.arg("--").args(selection.json.then_some("--json")))?.success())
+}
+
+/// What `xtask package` says of what it made.
+#[derive(Deserialize)]
+struct Packed {
+    zip: PathBuf,
 }
 
 fn program(selection: &Selection) -> Command {
@@ -91,6 +119,7 @@ fn program(selection: &Selection) -> Command {
         Subject::Election => ("tenure-election", "election"),
         Subject::Consumer => ("tenure-consumer", "consumer"),
         Subject::Cdc => ("tenure-cdc", "cdc"),
+        Subject::Autoscaler => ("tenure-autoscaler", "autoscaler"),
     };
     let mut command = cargo(["bench", "--package", package, "--bench", bench]);
     if !selection.embedded {

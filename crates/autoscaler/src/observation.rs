@@ -436,7 +436,11 @@ impl Observation {
     /// Workers that are there or are coming: live instances that are no control plane.
     #[must_use]
     pub fn workers(&self) -> BTreeSet<&InstanceId> {
-        let matches = self.matches();
+        self.workers_by(&self.matches())
+    }
+
+    /// As [`Observation::workers`], where it is known which node belongs to which instance.
+    pub(crate) fn workers_by(&self, matches: &Matches<'_>) -> BTreeSet<&InstanceId> {
         let is_worker =
             |instance: &&Instance| !matches.node_of(&instance.id).is_some_and(|node| node.control_plane);
         self.instances

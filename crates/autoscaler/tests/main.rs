@@ -11,6 +11,8 @@ mod ec2;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod model;
+#[cfg(feature = "dynamodb")]
+mod old_peers;
 mod old_writers;
 mod ordering_rules;
 #[cfg(feature = "prometheus")]

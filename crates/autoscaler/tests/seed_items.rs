@@ -10,16 +10,16 @@ use tenure_store::{Item, Key, Store, Value, Write, Written};
 
 use crate::stories::policy;
 
-const IDLE: &str = r#"{"pk":"cluster","scalingInProgress":false,"lastScaleEpoch":1730000000,
+pub(crate) const IDLE: &str = r#"{"pk":"cluster","scalingInProgress":false,"lastScaleEpoch":1730000000,
     "pendingSinceEpoch":0,"idleSinceEpoch":1730000100,"workerCount":2}"#;
-const UP: &str = r#"{"pk":"cluster","scalingInProgress":true,"lastScaleEpoch":1730000000,
+pub(crate) const UP: &str = r#"{"pk":"cluster","scalingInProgress":true,"lastScaleEpoch":1730000000,
     "scaleUpActionId":"1730000300-req-xyz","scaleUpStartedEpoch":1730000300,"scaleUpRequested":2,
     "scaleUpInstanceIds":["i-aaa","i-bbb"]}"#;
-const DOWN: &str = r#"{"pk":"cluster","scalingInProgress":true,"lastScaleEpoch":1730000000,
+pub(crate) const DOWN: &str = r#"{"pk":"cluster","scalingInProgress":true,"lastScaleEpoch":1730000000,
     "scaleDownActionId":"sd-1730000900-req","scaleDownStartedEpoch":1730000900,"scaleDownPhase":"DRAINING",
     "scaleDownTargetInstanceIds":["i-aaa","i-bbb"],"scaleDownCompletedInstanceIds":["i-aaa"]}"#;
 /// The first document's attributes, all of them, of a lock that was taken before anything was launched.
-const LOCKED: &str = r#"{"pk":"cluster","scalingInProgress":true,"lastScaleEpoch":1730000000,
+pub(crate) const LOCKED: &str = r#"{"pk":"cluster","scalingInProgress":true,"lastScaleEpoch":1730000000,
     "lockOwner":"8f0b-request","lockUntilEpoch":1730000420,"scaleUpActionId":"1730000300-8f0b",
     "scaleUpInstanceIds":[],"scaleUpStartedEpoch":1730000300,"workerCount":2}"#;
 

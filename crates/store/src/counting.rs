@@ -1,4 +1,4 @@
-//! A store that counts what is written: for benchmarks that promise how little it is.
+//! A store that counts what is read and written: for benchmarks that promise how little it is.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,10 +9,11 @@ use tenure_clock::Monotonic;
 
 use crate::{Item, Key, Listing, Page, Query, Store, TableSpec, Write, Written};
 
-/// Counts the writes that go through it.
+/// Counts the calls that go through it.
 #[derive(Debug)]
 pub struct Counting {
     store: Arc<dyn Store>,
+    reads: AtomicU64,
     writes: AtomicU64,
 }
 
@@ -20,13 +21,19 @@ impl Counting {
     /// None yet.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, writes: AtomicU64::new(0) }
+        Self { store, reads: AtomicU64::new(0), writes: AtomicU64::new(0) }
     }
 
-    /// How many there were.
+    /// How many writes there were.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.writes.load(Ordering::Relaxed)
+    }
+
+    /// How many reads there were: of a row, or of a page.
+    #[must_use]
+    pub fn reads(&self) -> u64 {
+        self.reads.load(Ordering::Relaxed)
     }
 }
 
@@ -42,6 +49,7 @@ impl Store for Counting {
     }
 
     async fn get(&self, by: Monotonic, table: &str, key: &Key) -> Result<Option<Item>> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         self.store.get(by, table, key).await
     }
 
@@ -56,10 +64,12 @@ impl Store for Counting {
     }
 
     async fn query(&self, by: Monotonic, table: &str, query: &Query) -> Result<Listing> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         self.store.query(by, table, query).await
     }
 
     async fn scan(&self, by: Monotonic, table: &str, page: &Page) -> Result<Listing> {
+        self.reads.fetch_add(1, Ordering::Relaxed);
         self.store.scan(by, table, page).await
     }
 

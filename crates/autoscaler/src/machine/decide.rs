@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use tenure_planted as planted;
 
@@ -194,9 +195,10 @@ impl<'a> View<'a> {
         now: &'a Now,
     ) -> Self {
         let interrupted: BTreeSet<_> = state.interrupted().map(|(id, _)| id).collect();
-        let (leaving, workers) = observation.workers().into_iter().partition(|id| interrupted.contains(id));
-        let instances = observation.instances.iter().map(|instance| (&instance.id, instance)).collect();
         let matches = observation.matches();
+        let workers = observation.workers_by(&matches).into_iter();
+        let (leaving, workers) = workers.partition(|id| interrupted.contains(id));
+        let instances = observation.instances.iter().map(|instance| (&instance.id, instance)).collect();
         Self { state, observation, policy, now, instances, matches, workers, leaving }
     }
 
@@ -299,27 +301,19 @@ impl<'a> View<'a> {
         waiting.sort_by_key(|pod| Reverse(pod.requests));
         // No more than could be launched are packed: the rest waits for the next action.
         let bins_max = self.policy.workers_max as usize;
-        let smallest = Resources {
-            cpu_millis: waiting.iter().map(|pod| pod.requests.cpu_millis).min().unwrap_or(0),
-            memory_mib: waiting.iter().map(|pod| pod.requests.memory_mib).min().unwrap_or(0),
-        };
-        let mut free: Vec<Resources> = Vec::new();
-        let mut open = 0;
+        let mut bins = Bins::default();
         for pod in &waiting {
-            match free[open..].iter().position(|room| room.fits(pod.requests)) {
-                Some(found) => free[open + found] = free[open + found].less(pod.requests),
-                None if free.len() < bins_max => free.push(self.policy.worker.less(pod.requests)),
-                None => break,
-            }
-            // Full ones are not looked at again.
-            while free.get(open).is_some_and(|room| !room.fits(smallest)) {
-                open += 1;
+            if !bins.put(pod.requests) {
+                if bins.len() >= bins_max {
+                    break;
+                }
+                bins.open(self.policy.worker.less(pod.requests));
             }
         }
-        if !free.is_empty() {
-            reasons.push(format!("{} pods wait for {} workers", waiting.len(), free.len()));
+        if bins.len() > 0 {
+            reasons.push(format!("{} pods wait for {} workers", waiting.len(), bins.len()));
         }
-        i64::try_from(free.len()).unwrap_or(i64::MAX)
+        i64::try_from(bins.len()).unwrap_or(i64::MAX)
     }
 
     pub(super) fn worker_nodes(&self) -> Vec<&'a Node> {
@@ -409,7 +403,7 @@ impl<'a> View<'a> {
             .collect();
         let mut idle: Vec<_> =
             ready.iter().filter(|(id, node)| self.stays(id, node, on(node)).is_none()).collect();
-        idle.sort_by_key(|(id, node)| (used(node), *id));
+        idle.sort_by_cached_key(|(id, node)| (used(node), *id));
         let mut chosen = Vec::new();
         for (id, node) in idle.into_iter().take(spare.min(self.policy.down_max as usize * 4)) {
             if chosen.len() >= spare.min(self.policy.down_max as usize) {
@@ -540,6 +534,61 @@ pub(super) fn may_take(workers: &[&Node], pod: &Pod) -> bool {
         || workers.iter().any(|node| pod.placement.admits_another(node.offer()))
 }
 
+/// New workers, each with what it still has to give. A pod goes into the first that has room; groups of them in
+/// which none can have room are passed over.
+#[derive(Default)]
+struct Bins {
+    free: Vec<Resources>,
+    /// Of each group, the most CPU and the most memory that any of it has.
+    most: Vec<Resources>,
+}
+
+impl Bins {
+    const GROUP: usize = 32;
+
+    const fn len(&self) -> usize {
+        self.free.len()
+    }
+
+    fn open(&mut self, room: Resources) {
+        self.free.push(room);
+        if self.most.len() * Self::GROUP < self.free.len() {
+            self.most.push(room);
+        } else {
+            self.measure((self.free.len() - 1) / Self::GROUP);
+        }
+    }
+
+    /// Whether there was room.
+    fn put(&mut self, requests: Resources) -> bool {
+        for group in 0..self.most.len() {
+            if !self.most[group].fits(requests) {
+                continue;
+            }
+            let bins = self.bins(group);
+            if let Some(found) = self.free[bins.clone()].iter().position(|room| room.fits(requests)) {
+                let room = &mut self.free[bins.start + found];
+                *room = room.less(requests);
+                self.measure(group);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn bins(&self, group: usize) -> Range<usize> {
+        group * Self::GROUP..self.free.len().min((group + 1) * Self::GROUP)
+    }
+
+    fn measure(&mut self, group: usize) {
+        let bins = &self.free[self.bins(group)];
+        self.most[group] = Resources {
+            cpu_millis: bins.iter().map(|room| room.cpu_millis).max().unwrap_or(0),
+            memory_mib: bins.iter().map(|room| room.memory_mib).max().unwrap_or(0),
+        };
+    }
+}
+
 /// What a node still has to give.
 #[derive(Clone, Copy)]
 struct Room<'a> {
@@ -570,4 +619,43 @@ fn moved<'a>(
         room.left = room.left.less(pod.requests);
     }
     Ok(free)
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure_clock::Entropy;
+
+    use super::*;
+
+    /// The plain way: each into the first of all that has room.
+    fn first_fit(worker: Resources, pods: &[Resources]) -> Vec<Resources> {
+        let mut free: Vec<Resources> = Vec::new();
+        for pod in pods {
+            match free.iter().position(|room| room.fits(*pod)) {
+                Some(found) => free[found] = free[found].less(*pod),
+                None => free.push(worker.less(*pod)),
+            }
+        }
+        free
+    }
+
+    #[test]
+    fn groups_pass_over_nothing_that_has_room() {
+        let worker = Resources { cpu_millis: 2000, memory_mib: 4096 };
+        for seed in 0..50 {
+            let entropy = Entropy::seeded(seed);
+            let pod = |_| Resources {
+                cpu_millis: entropy.below(2001),
+                memory_mib: entropy.below([300, 4097][seed as usize % 2]),
+            };
+            let pods: Vec<_> = (0..300).map(pod).collect();
+            let mut bins = Bins::default();
+            for pod in &pods {
+                if !bins.put(*pod) {
+                    bins.open(worker.less(*pod));
+                }
+            }
+            assert_eq!(bins.free, first_fit(worker, &pods), "seed {seed}");
+        }
+    }
 }
