@@ -54,7 +54,9 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
         runs.push(("tests without features", run(&mut without_features())?));
         let mut doc_tests = with_features(cargo(["test", "--workspace", "--doc"]), &selection);
         runs.push(("doc tests", run(&mut doc_tests)?));
-        if let Some(mut lint) = lint_of_template(cache).filter(|_| !selection.embedded) {
+        if !selection.embedded
+            && let Some(mut lint) = lint_of_template(cache)
+        {
             runs.push(("the template of the Lambda", run(&mut lint)?));
         }
         // After the tests, not beside them: both are sensitive to a machine that is busy.
