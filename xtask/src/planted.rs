@@ -417,12 +417,14 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
     };
     if let Scenario::Autoscaler = scenario {
         // The tests of the rules remove them themselves; only the last looks at a step as it is.
-        let stories = ["--quiet", "--skip", "crash_matrix", "--skip", "ordering_rules"];
+        let stories = ["--quiet", "--skip", "crash_matrix", "--skip", "ordering_rules", "--skip", "model"];
         return Ok(vec![
             layer("machine", &tests, "tenure_autoscaler", &["--quiet"])?,
             layer("stories", &tests, "main", &stories)?,
             layer("rules", &tests, "main", &["--quiet", "ordering_rules::rule_8"])?,
             layer("matrix", &tests, "main", &["--quiet", "crash_matrix::every_call"])?,
+            // Its controls remove rules themselves as well.
+            layer("model", &tests, "main", &["--quiet", "model::", "--skip", "caught"])?,
         ]);
     }
     if let Scenario::Consumer = scenario {

@@ -759,8 +759,15 @@ impl Op {
 /// # Errors
 /// `Corrupt`, if no row does: somebody wrote what this crate never writes.
 pub fn explain(before: &Item, after: &Item) -> Result<Name> {
-    let (old, new) = (decode(before)?, decode(after)?);
-    let (was, is) = (encode(&old), encode(&new));
+    explain_states(&decode(before)?, &decode(after)?)
+}
+
+/// As [`explain`], of states that were read already.
+///
+/// # Errors
+/// As [`explain`].
+pub fn explain_states(old: &State, new: &State) -> Result<Name> {
+    let (was, is) = (encode(old), encode(new));
     let mut names: Vec<&str> = was.iter().chain(is.iter()).map(|(name, _)| name.as_str()).collect();
     names.sort_unstable();
     names.dedup();
@@ -771,7 +778,7 @@ pub fn explain(before: &Item, after: &Item) -> Result<Name> {
     }
     TABLE
         .iter()
-        .find(|row| row.explains(&changed, &old, &new))
+        .find(|row| row.explains(&changed, old, new))
         .map(|row| row.name)
         .ok_or_else(|| unexplained("a write that no row of the table allows", &changed))
 }

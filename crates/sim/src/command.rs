@@ -89,6 +89,8 @@ struct Summary {
     schedules: u64,
     violations: u64,
     by_checker: BTreeMap<&'static str, u64>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    by_symptom: BTreeMap<&'static str, u64>,
     first_seed: Option<u64>,
     faults: BTreeMap<&'static str, u64>,
     progress: u64,
@@ -157,6 +159,7 @@ fn report<S: Scenario>(selection: &Selection, sums: &SumsOf<S>, seconds: f64) {
         schedules: sums.schedules,
         violations: sums.violations(),
         by_checker: sums.by_rule.iter().map(|(rule, count)| (rule.name(), *count)).collect(),
+        by_symptom: sums.tally.by_symptom(),
         first_seed: sums.first().map(|(seed, _)| seed),
         faults: sums.faults.by_name(),
         progress: sums.tally.progress(),
@@ -186,6 +189,9 @@ fn print_summary(summary: &Summary) {
         summary.schedules, summary.seed, summary.sim_hours, summary.schedules_per_s
     );
     println!("violations {}: {}", summary.violations, counts(&summary.by_checker));
+    if !summary.by_symptom.is_empty() {
+        println!("symptoms: {}", counts(&summary.by_symptom));
+    }
     println!("injected: {}", counts(&summary.faults));
     for (name, value) in &summary.more {
         println!("{name} {}", value.map_or_else(|| "-".to_owned(), |value| value.to_string()));

@@ -59,6 +59,10 @@ pub trait Tally: Default + Clone + PartialEq + Debug + Send {
     fn line(&self, lived_nanos: u64) -> String;
     /// Further fields of the summary.
     fn fields(&self) -> BTreeMap<&'static str, Option<f64>>;
+    /// How many schedules showed each of the known symptoms of the seed's rules, where they have names.
+    fn by_symptom(&self) -> BTreeMap<&'static str, u64> {
+        BTreeMap::new()
+    }
 }
 
 /// What to keep of a run, and when to end it.

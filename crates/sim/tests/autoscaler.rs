@@ -1,6 +1,6 @@
 //! A cluster is scaled through everything that goes wrong, and the old documents' flow is caught.
 
-use tenure_autoscaler::testing::Checker;
+use tenure_autoscaler::testing::{Checker, Symptom};
 use tenure_sim::autoscaler::{Autoscaler, Rules};
 use tenure_sim::fleet;
 
@@ -23,9 +23,13 @@ fn no_schedule_breaks_a_rule() {
 
 #[test]
 fn the_old_documents_flow_is_caught() {
-    let sums = fleet::run::<Autoscaler>(Rules::Seed, 1, 60, THREADS, &quiet);
-    for checker in [Checker::As2, Checker::As7] {
+    let sums = fleet::run::<Autoscaler>(Rules::Seed, 1, 200, THREADS, &quiet);
+    for checker in [Checker::As1, Checker::As2, Checker::As7, Checker::As9] {
         assert!(sums.by_rule[&checker] > 0, "{} was not broken: {:?}", checker.name(), sums.by_rule);
+    }
+    for symptom in Symptom::ALL {
+        let shown = sums.tally.symptoms.get(&symptom);
+        assert!(shown.is_some(), "no {}: {:?}", symptom.name(), sums.tally.symptoms);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::observation::{Instance, Node, Pod, tags};
 use crate::policy::{Policy, seconds};
 use crate::rows::decode;
 use crate::state::{Action, ActionId, InstanceId, NodePhase, SlotPhase, State};
-use crate::table::{Name, explain};
+use crate::table::{Name, explain_states};
 
 /// What is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -229,7 +229,7 @@ impl Ledger {
         machines: &[(&Instance, Option<&Node>)],
     ) {
         let (Ok(old), Ok(new)) = (decode(before), decode(after)) else { return };
-        let explained = explain(before, after).map_err(|error| error.chain());
+        let explained = explain_states(&old, &new).map_err(|error| error.chain());
         self.moved(moment, (&old, &new), &explained, machines);
     }
 

@@ -127,6 +127,7 @@ impl SeedExecutor {
             action_seq: Some(1 << 50),
             pending_since_epoch: state.pending_since_epoch,
             idle_since_epoch: state.idle_since_epoch,
+            worker_count: state.worker_count,
             next_allowed_epoch: state.last_scale_epoch.map(|last| last + seconds(self.policy.cooldown)),
             ..State::default()
         };
@@ -138,6 +139,16 @@ impl SeedExecutor {
                 }
                 Effect::Write(Change::BeginDown { nodes, .. }) => {
                     return self.begin_down(nodes.into_keys().collect()).await;
+                }
+                // Beside ours it is ours that keeps them.
+                Effect::Write(Change::Windows { pending_since, idle_since, workers })
+                    if self.writer == OldWriter::Control =>
+                {
+                    let change = Update::new()
+                        .set("pendingSinceEpoch", pending_since)
+                        .set("idleSinceEpoch", idle_since)
+                        .set("workerCount", workers);
+                    self.update(change, Condition::Always).await?;
                 }
                 _ => {}
             }

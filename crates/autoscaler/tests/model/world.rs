@@ -12,7 +12,7 @@ use tenure_autoscaler::placement::Placement;
 use tenure_autoscaler::rows::{STATE_TABLE, decode, encode, state_table};
 use tenure_autoscaler::rules::Rule;
 use tenure_autoscaler::state::{InstanceId, State};
-use tenure_autoscaler::table::{Name, explain};
+use tenure_autoscaler::table::{Name, explain_states};
 use tenure_autoscaler::testing::{Ledger, Moment, Termination};
 use tenure_autoscaler::{Effect, Needs};
 use tenure_store::{Effect as Landed, Write};
@@ -81,8 +81,9 @@ fn outcome(state: &State, write: &Write) -> Outcome {
     let before = encode(state);
     let landed = write.decide(&state_table(STATE_TABLE), Some(&before)).expect("a write that fits");
     let Some(Landed::Store(after)) = landed else { return (None, Err(String::new())) };
-    let state = decode(&after).expect("what was written can be read");
-    (Some(Shared::new(state)), explain(&before, &after).map_err(|error| error.chain()))
+    let after = decode(&after).expect("what was written can be read");
+    let explained = explain_states(state, &after).map_err(|error| error.chain());
+    (Some(Shared::new(after)), explained)
 }
 
 /// What became of a call.

@@ -42,8 +42,8 @@ pub struct Plan {
 pub enum Demand {
     /// So many pods more, of half a worker each.
     Pods(u32),
-    /// No pods, and no load.
-    Nothing,
+    /// A small pod on each worker, and hardly any load.
+    Little,
 }
 
 impl scenario::Plan for Plan {
@@ -65,7 +65,7 @@ impl scenario::Plan for Plan {
         let mut at = entropy.below(120 * SECOND);
         while at < heal_at {
             let pods = u32::try_from(1 + entropy.below(6)).unwrap_or(1);
-            demands.push((at, if one_in(&entropy, 2) { Demand::Nothing } else { Demand::Pods(pods) }));
+            demands.push((at, if one_in(&entropy, 2) { Demand::Little } else { Demand::Pods(pods) }));
             at += spread(&entropy, 200, 2000) * SECOND;
         }
         let incidents = draw_incidents(&entropy, executors, heal_at);

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use tenure_autoscaler::testing::Symptom;
+
 use crate::scenario;
 
 /// What is counted of one schedule, or of many.
@@ -17,6 +19,8 @@ pub struct Tally {
     pub ticks: u64,
     /// Pods that waited for a node at the end.
     pub waiting: u64,
+    /// Schedules that showed what the old documents' rules are known to cause.
+    pub symptoms: BTreeMap<Symptom, u64>,
 }
 
 impl scenario::Tally for Tally {
@@ -26,6 +30,9 @@ impl scenario::Tally for Tally {
         self.launched += other.launched;
         self.ticks += other.ticks;
         self.waiting += other.waiting;
+        for (symptom, count) in &other.symptoms {
+            *self.symptoms.entry(*symptom).or_default() += count;
+        }
     }
 
     fn progress(&self) -> u64 {
@@ -46,5 +53,10 @@ impl scenario::Tally for Tally {
 
     fn fields(&self) -> BTreeMap<&'static str, Option<f64>> {
         BTreeMap::new()
+    }
+
+    fn by_symptom(&self) -> BTreeMap<&'static str, u64> {
+        let count = |symptom: &Symptom| self.symptoms.get(symptom).copied().unwrap_or(0);
+        Symptom::ALL.iter().map(|symptom| (symptom.name(), count(symptom))).collect()
     }
 }

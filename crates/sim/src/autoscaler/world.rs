@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use tenure_autoscaler::observation::{Node as ClusterNode, PodOwner};
 use tenure_autoscaler::state::{InstanceId, Interrupt, InterruptKind, Place};
 use tenure_autoscaler::testing::{Checker, Gate, Measuring, Mode, OldWriter, SeedExecutor, World, at_once};
 use tenure_autoscaler::{Executor, Policy};
@@ -188,9 +189,15 @@ impl<'a> Run<'a> {
                 self.load = 60;
                 self.world.add_pods(count);
             }
-            Demand::Nothing => {
+            Demand::Little => {
                 self.load = 5;
                 self.world.remove_pods();
+                // A small one stays on each, so that there is something to evict.
+                let takes_pods =
+                    |node: &&ClusterNode| node.ready && !node.control_plane && !node.startup_taint;
+                for node in self.world.nodes().values().filter(takes_pods) {
+                    self.world.add_pod_on(&node.name, PodOwner::Controller);
+                }
             }
         }
         self.world.measure(Measuring::Fresh, self.load);
@@ -438,6 +445,9 @@ impl<'a> Run<'a> {
         let now = self.now();
         let mut violations: Vec<Violation<Checker>> = Vec::new();
         for found in self.world.violations() {
+            if let Some(symptom) = found.symptom {
+                self.tally.symptoms.insert(symptom, 1);
+            }
             if violations.iter().all(|earlier| earlier.rule != found.checker) {
                 self.trace.tell(now, format_args!("{}: {}", found.checker.name(), found.what));
                 violations.push(Violation { rule: found.checker, at: now, what: found.what });
