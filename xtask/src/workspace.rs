@@ -18,8 +18,17 @@ pub(crate) fn root() -> PathBuf {
 }
 
 /// Cargo at the root of the checkout; it inherits `CARGO_TARGET_DIR`.
+///
+/// Not what cargo told us of ourselves: some build scripts ask to be run again when it changes, and then the same
+/// command would build half of the workspace anew, by hand and by a chore in turn.
 pub(crate) fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in env::vars_os() {
+        let of_ourselves = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+        if name.to_str().is_some_and(of_ourselves) {
+            command.env_remove(name);
+        }
+    }
     command.args(arguments).current_dir(root());
     command
 }

@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     )?;
     let bytes = zip.metadata().with_context(|| format!("look at {}", zip.display()))?.len();
     let megabytes = bytes as f64 / 1e6;
-    tell(is_json, "lambda_zip", "x86_64", megabytes, "MB", ZIP_TARGET_MB);
+    tell(is_json, "lambda_zip", env::consts::ARCH, megabytes, "MB", ZIP_TARGET_MB);
 
     let folder = tempfile::tempdir()?;
     let program = unpacked(&zip, folder.path())?;

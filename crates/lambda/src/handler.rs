@@ -127,6 +127,7 @@ enum Noted {
 
 impl<'a> Invocation<'a> {
     async fn run(context: &'a Context, request: Request) -> Result<Value, Failure> {
+        let event = Event::read(request.event)?;
         let clock = &context.env.clock;
         let left = request.deadline.as_millis() - clock.wall().as_millis();
         let left = Duration::from_millis(u64::try_from(left).unwrap_or(0));
@@ -136,7 +137,7 @@ impl<'a> Invocation<'a> {
         }
         let until = clock.deadline(left - MARGIN);
         let invocation = Self { context, id: request.id, until };
-        match Event::read(request.event)? {
+        match event {
             Event::Tick => Ok(told(&invocation.tick().await?)),
             Event::Interruption(interruption) => invocation.interruption(interruption).await,
             Event::Batch(messages) => Ok(invocation.batch(messages).await),

@@ -126,6 +126,8 @@ async fn the_program_serves_lambdas_runtime_api() {
     let lines = std::fs::read_to_string(&lines).unwrap();
     assert!(!lines.contains(SECRET), "{lines}");
     let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let failures = lines.iter().filter(|line| line.to_string().contains("UnexpectedEvent")).count();
+    assert_eq!(failures, 1, "a failure is told once: {lines:#?}");
     for request in ["request-1", "request-2", "request-3"] {
         assert!(lines.iter().any(|line| line["span"]["request_id"] == request), "{lines:#?}");
     }
