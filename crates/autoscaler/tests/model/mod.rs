@@ -7,7 +7,8 @@
 //! sent. The other faults are in [`Fault`]. Whenever one can strike it does, in one branch. When the time is over,
 //! everybody dies, and another executor must bring what they left to rest.
 //!
-//! Each scenario prints how many states it has. `TENURE_LONG=1` adds a fault.
+//! Each scenario prints how many states it has. `TENURE_LONG=1` adds a fault where millions of states, and not tens
+//! of millions, come of it.
 
 mod driver;
 mod shared;
@@ -40,12 +41,12 @@ const RESTS: u32 = 3;
 #[test]
 fn a_scale_up_through_crashes_and_lost_replies() {
     let kinds = &[ReplyLost, Late, Crash, CrashSent];
-    check(&Scenario { faults: more(1), kinds, ..Scenario::up("up", 2) });
+    check(&Scenario { faults: 1, kinds, ..Scenario::up("up", 2) });
 }
 
 #[test]
 fn a_scale_up_whose_instances_are_taken_away() {
-    check(&Scenario { kills: more(1), faults: 1, ..Scenario::up("spot", 2) });
+    check(&Scenario { kills: 1, faults: 1, ..Scenario::up("spot", 2) });
 }
 
 #[test]
@@ -68,13 +69,13 @@ fn two_nodes_are_drained_together() {
 #[test]
 fn two_nodes_are_drained_one_after_the_other() {
     let kinds = &[Late, CrashSent];
-    check(&Scenario { faults: more(1), kinds, actions: 2, horizon: 5, ..Scenario::down("in turn", 1) });
+    check(&Scenario { faults: 1, kinds, actions: 2, horizon: 5, ..Scenario::down("in turn", 1) });
 }
 
 #[test]
 fn nodes_that_others_change() {
     let kinds = &[Touch, PersonCordons, Blind];
-    check(&Scenario { faults: more(1), kinds, kills: 1, ..Scenario::down("others", 1) });
+    check(&Scenario { faults: 1, kinds, kills: 1, ..Scenario::down("others", 1) });
 }
 
 #[test]
