@@ -78,7 +78,7 @@ const FORBIDDEN: [(&str, &str); 6] = [
 /// The files, or folders, that may name the AWS SDK.
 const SDK_ROOMS: [&str; 3] = ["dynamodb", "kinesis", "ec2"];
 /// Who may name the types of the Kubernetes API.
-const KUBERNETES_ROOM: &str = "kubernetes.rs";
+const KUBERNETES_ROOMS: [&str; 1] = ["kubernetes"];
 
 pub(super) fn machines(files: &[TrackedFile]) -> Vec<String> {
     let absent = PURE_FILES
@@ -93,11 +93,11 @@ pub(super) fn sdk_types(files: &[TrackedFile]) -> Vec<String> {
     let sources = || files.iter().filter(|file| file.path.ends_with(".rs"));
     let reason = "SDK types stay in dynamodb.rs, kinesis.rs and ec2.rs";
     let aws = sources()
-        .filter(|file| !is_sdk_room(&file.path))
+        .filter(|file| !is_room(&SDK_ROOMS, &file.path))
         .flat_map(|file| occurrences(&file.path, &blank(&file.text), "aws_sdk_", reason));
     let reason = "types of the Kubernetes API stay in kubernetes.rs";
     let kubernetes = sources()
-        .filter(|file| !file.path.ends_with(KUBERNETES_ROOM))
+        .filter(|file| !is_room(&KUBERNETES_ROOMS, &file.path))
         .flat_map(|file| occurrences(&file.path, &blank(&file.text), "k8s_openapi", reason));
     aws.chain(kubernetes).collect()
 }
@@ -111,8 +111,9 @@ fn is_pure(path: &str) -> bool {
             || parts.any(|part| part == "machine" || part == "machine.rs"))
 }
 
-fn is_sdk_room(path: &str) -> bool {
-    path.split('/').any(|part| SDK_ROOMS.contains(&part.strip_suffix(".rs").unwrap_or(part)))
+/// A file of one of these names, or one in a folder of such a name.
+fn is_room(rooms: &[&str], path: &str) -> bool {
+    path.split('/').any(|part| rooms.contains(&part.strip_suffix(".rs").unwrap_or(part)))
 }
 
 fn impurities(path: &str, text: &str) -> Vec<String> {
@@ -189,9 +190,9 @@ mod tests {
 
     #[test]
     fn the_sdk_stays_in_its_rooms() {
-        assert!(is_sdk_room("crates/store/src/dynamodb.rs"));
-        assert!(is_sdk_room("crates/stream/src/kinesis/reader.rs"));
-        assert!(!is_sdk_room("crates/store/src/open.rs"));
+        assert!(is_room(&SDK_ROOMS, "crates/store/src/dynamodb.rs"));
+        assert!(is_room(&SDK_ROOMS, "crates/stream/src/kinesis/reader.rs"));
+        assert!(!is_room(&SDK_ROOMS, "crates/store/src/open.rs"));
         let file = |path: &str, text: &str| TrackedFile { path: path.into(), text: text.into() };
         let files = [file("a/open.rs", "use aws_sdk_dynamodb::Client;"), file("a/b.rs", "// aws_sdk_x")];
         assert_eq!(sdk_types(&files).len(), 1);

@@ -2,7 +2,9 @@
 //!
 //! The state item is in the emulator; the cloud and the cluster are simulated, and time passes where a test says so.
 
+#[path = "dynamodb/peer.rs"]
 mod peer;
+#[path = "dynamodb/site.rs"]
 mod site;
 
 use tenure_autoscaler::observation::PodOwner;
