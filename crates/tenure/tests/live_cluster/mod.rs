@@ -332,27 +332,34 @@ async fn check_what_people_ask(stage: &Stage) {
     let worker = nodes.iter().find(|node| !node.control_plane).expect("there is a worker");
     let instance = worker.claimed_instance().expect("it says which instance it is");
     let site = &stage.site;
-    let plan = &site.json("autoscale plan")[0];
+    let plan = &site.json("autoscale plan --timeout 2s")[0];
     assert_eq!(plan["decision"], "nothing", "{plan}");
     let effects = plan["effects"].as_array().expect("a list");
     assert!(effects.iter().all(|effect| effect["write"] == "windows"), "{plan}");
 
-    let told = site.ok(&format!("autoscale explain node {}", worker.name));
+    let told = site.ok(&format!("autoscale explain node {} --timeout 2s", worker.name));
     assert!(told.contains(instance) && told.contains("scale-down"), "{told}");
-    assert_eq!(site.ok(&format!("autoscale explain node {instance}")), told, "by its instance, too");
-    site.run("autoscale explain node nobody").expect(2).says(&["nobody"]);
-    let drained = site.run(&format!("autoscale drain {} --dry-run --json", worker.name)).expect(3).json();
+    assert_eq!(
+        site.ok(&format!("autoscale explain node {instance} --timeout 2s")),
+        told,
+        "by its instance, too"
+    );
+    let nobody = site.run("autoscale explain node nobody --timeout 2s").expect(2);
+    assert!(nobody.stderr.contains("there is no node and no instance `nobody`"), "{nobody:?}");
+    let drained =
+        site.run(&format!("autoscale drain {} --dry-run --json --timeout 2s", worker.name)).expect(3).json();
     let in_the_way = drained[0]["blockers"].to_string();
     assert!(in_the_way.contains("fewest allowed"), "as few as there may be stay: {in_the_way}");
     if let Some(pod) = drained[0]["pods"][0]["pod"].as_str() {
-        let told = site.ok(&format!("autoscale explain pod {pod}"));
+        let told = site.ok(&format!("autoscale explain pod {pod} --timeout 2s"));
         assert!(told.contains(&worker.name), "{told}");
     }
-    site.run(&format!("autoscale drain {}", worker.name)).expect(3);
-    assert_eq!(site.json("autoscale gc --dry-run")[0]["effects"], serde_json::json!([]));
-    let adopted = &site.json(&format!("autoscale adopt {instance}"))[0];
+    site.run(&format!("autoscale drain {} --timeout 2s", worker.name)).expect(3);
+    assert_eq!(site.json("autoscale gc --dry-run --timeout 2s")[0]["effects"], serde_json::json!([]));
+    let adopted = &site.json(&format!("autoscale adopt {instance} --timeout 2s"))[0];
     assert_eq!(adopted["adopted"], false, "it is one of the cluster already: {adopted}");
-    site.run("autoscale adopt i-0123456789abcdef0").expect(2).says(&["i-0123456789abcdef0"]);
+    let stranger = site.run("autoscale adopt i-0123456789abcdef0 --timeout 2s").expect(2);
+    assert!(stranger.stderr.contains("knows no instance i-0123456789abcdef0"), "{stranger:?}");
     let replayed = site.json("autoscale replay");
     assert_eq!(replayed.last().unwrap()["wrong"], 0, "{replayed:?}");
     assert!(replayed.last().unwrap()["trial"]["scale_ups"].is_u64(), "{replayed:?}");
