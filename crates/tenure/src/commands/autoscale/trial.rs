@@ -55,7 +55,7 @@ pub(super) struct SimulateArgs {
 /// The policy, and the world that it is tried in.
 #[derive(clap::Args)]
 struct TermArgs {
-    /// A file like tenure.toml, whose [autoscaler] counts in place of the one in force
+    /// A file like tenure.toml, whose autoscaler section counts in place of the one in force
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 
