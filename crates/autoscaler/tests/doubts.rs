@@ -34,6 +34,26 @@ fn an_instance_that_may_not_be_ended_is_not_even_cordoned() {
     );
 }
 
+/// Without pods there is nothing else to ask before the cordon.
+#[test]
+fn nor_is_an_empty_one_that_may_not_be_ended() {
+    let world = World::new(policy());
+    world.add_control_plane();
+    (1..=3).for_each(|number| drop(world.add_worker(number)));
+    world.measure(Measuring::Fresh, 5);
+    check(
+        world,
+        "
+        0s     deny end i-worker1 until 9999s
+        0s     a ticks -> migrate, begin down, cordon, roll back, drain, rolled back, terminate, mark done, fail down, windows
+        0s     free worker-1
+        0s     there i-worker1
+        0s     ended i-worker2
+        0s     idle
+        ",
+    );
+}
+
 #[test]
 fn a_launch_that_failed_and_may_not_be_ended_blocks_nothing() {
     let world = World::new(policy());

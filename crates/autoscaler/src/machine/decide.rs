@@ -4,8 +4,7 @@
 //! nothing is taken away unless every number that speaks for it is there and fresh.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::{BuildHasherDefault, DefaultHasher};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use tenure_planted as planted;
@@ -342,9 +341,9 @@ impl<'a> View<'a> {
             return Vec::new();
         }
         let pods = self.pods_on();
-        let on = |node: &Node| pods.get(node.name.as_str()).map_or(&[][..], Vec::as_slice);
+        let on = |node: &'a Node| pods.get(&Named::of(&node.name)).map_or(&[][..], Vec::as_slice);
         let used =
-            |node: &Node| on(node).iter().fold(Resources::default(), |sum, pod| sum.plus(pod.requests));
+            |node: &'a Node| on(node).iter().fold(Resources::default(), |sum, pod| sum.plus(pod.requests));
         let mut free: BTreeMap<&str, Room<'_>> = ready
             .iter()
             .map(|(_, node)| (node.name.as_str(), Room { node, left: node.allocatable.less(used(node)) }))
@@ -374,12 +373,11 @@ impl<'a> View<'a> {
         chosen
     }
 
-    /// Pods by the node they are on, to be looked up alone: of ten thousand, in a fraction of the time.
-    fn pods_on(&self) -> Lookup<'a, Vec<&'a Pod>> {
-        let mut found = Lookup::default();
+    fn pods_on(&self) -> BTreeMap<Named<'a>, Vec<&'a Pod>> {
+        let mut found: BTreeMap<_, Vec<_>> = BTreeMap::new();
         for pod in &self.observation.pods {
             if let Some(node) = &pod.node {
-                found.entry(node.as_str()).or_insert_with(Vec::new).push(pod);
+                found.entry(Named::of(node)).or_default().push(pod);
             }
         }
         found
@@ -425,8 +423,21 @@ impl<'a> View<'a> {
     }
 }
 
-/// By name. It is never iterated over, and hashes alike in every process.
-type Lookup<'a, T> = HashMap<&'a str, T, BuildHasherDefault<DefaultHasher>>;
+/// A node's name as a key. All names of a cluster begin alike: a number made of all of it, looked at first, tells
+/// two of them apart in a fraction of the time.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Named<'a> {
+    number: u64,
+    name: &'a str,
+}
+
+impl<'a> Named<'a> {
+    fn of(name: &'a str) -> Self {
+        // FNV-1a.
+        let mix = |sum: u64, byte: u8| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        Self { number: name.bytes().fold(0xcbf2_9ce4_8422_2325, mix), name }
+    }
+}
 
 /// New workers, each with what it still has to give. A pod goes into the first that has room; groups of them in
 /// which none can have room are passed over.

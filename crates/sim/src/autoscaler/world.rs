@@ -193,8 +193,9 @@ impl<'a> Run<'a> {
                 self.load = 5;
                 self.world.remove_pods();
                 // A small one stays on each, so that there is something to evict.
-                let takes_pods =
-                    |node: &&ClusterNode| node.ready && !node.control_plane && !node.startup_taint;
+                let takes_pods = |node: &&ClusterNode| {
+                    node.ready && !node.unschedulable && !node.control_plane && !node.startup_taint
+                };
                 for node in self.world.nodes().values().filter(takes_pods) {
                     self.world.add_pod_on(&node.name, PodOwner::Controller);
                 }
