@@ -387,7 +387,7 @@ impl<'a> Run<'a> {
         let name = names.get(usize::try_from(detail % names.len().max(1) as u64).unwrap_or(0))?.clone();
         match fault {
             Fault::Vanished => self.world.vanish(&name),
-            Fault::Renamed => self.world.rename(&name, &format!("renamed-{}", detail % 1000)),
+            Fault::Renamed => self.world.rename(&name, &format!("renamed-{detail:x}")),
             Fault::Unmatched => {
                 self.world.lose_match(&name);
                 self.then(until, Later::Rematch(name.clone()));
