@@ -206,7 +206,7 @@ const LEASES: [Bug; 38] = [
 ];
 
 /// First the ordering rules of `crates/autoscaler/src/rules.rs`, then one by one what the checkers hold.
-const AUTOSCALER: [Bug; 36] = [
+const AUTOSCALER: [Bug; 37] = [
     bug("autoscaler_list_before_read", "rule 1, AS-3"),
     bug("autoscaler_orphans_at_sight", "rule 2, AS-4"),
     bug("autoscaler_effect_before_intent", "rule 3, AS-4"),
@@ -225,6 +225,7 @@ const AUTOSCALER: [Bug; 36] = [
     bug("autoscaler_serving_is_reaped", "AS-4"),
     bug("autoscaler_unknown_is_not_ready", "AS-4"),
     bug("autoscaler_stranger_collected", "AS-4"),
+    bug("autoscaler_ends_what_filled_up", "AS-4"),
     bug("autoscaler_refusal_is_believed", "AS-2"),
     bug("autoscaler_forgets_unanswered", "AS-1"),
     bug("autoscaler_drains_what_is_marked", "AS-5"),

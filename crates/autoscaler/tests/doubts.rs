@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tenure_autoscaler::observation::PodOwner;
 use tenure_autoscaler::placement::{Placement, Test};
 use tenure_autoscaler::testing::{Gate, Measuring, Mode, World, at_once};
 use tenure_autoscaler::{Executor, Readiness, Tick};
@@ -32,6 +33,52 @@ fn an_instance_that_may_not_be_ended_is_not_even_cordoned() {
         0s     idle
         ",
     );
+}
+
+/// Without pods there is nothing else to ask before the cordon.
+#[test]
+fn nor_is_an_empty_one_that_may_not_be_ended() {
+    let world = World::new(policy());
+    world.add_control_plane();
+    (1..=3).for_each(|number| drop(world.add_worker(number)));
+    world.measure(Measuring::Fresh, 5);
+    check(
+        world,
+        "
+        0s     deny end i-worker1 until 9999s
+        0s     a ticks -> migrate, begin down, cordon, roll back, drain, rolled back, terminate, mark done, fail down, windows
+        0s     free worker-1
+        0s     there i-worker1
+        0s     ended i-worker2
+        0s     idle
+        ",
+    );
+}
+
+/// There is no way back from TERMINATING, and its machine registers again under another name and takes a pod.
+#[test]
+fn what_filled_up_while_it_could_not_be_ended_is_emptied_again() {
+    let world = three_idle_workers();
+    check(
+        world.clone(),
+        "
+        0s     deny terminate i-worker1 until 300s
+        0s     a ticks -> migrate, begin down, cordon, drain, terminate, mark done
+        10s    rename worker-1 other
+        ",
+    );
+    world.add_pod_on("other", PodOwner::Controller);
+    check(
+        world.clone(),
+        "
+        60s    b ticks -> take over, renew
+        60s    cordoned other
+        60s    there i-worker1
+        300s   b ticks -> renew, mark done, complete down
+        300s   ended i-worker1
+        ",
+    );
+    assert_eq!(world.violations(), []);
 }
 
 #[test]

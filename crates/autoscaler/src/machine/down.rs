@@ -275,7 +275,7 @@ fn is_released(node: &Node, action: &ActionId) -> bool {
 /// The calls that a phase asks for.
 fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &DownNode, sight: &Sight<'_>) {
     match planned.phase {
-        NodePhase::Terminating if !sight.gone => return course.terminate(id),
+        NodePhase::Terminating if !sight.gone => return end(course, action, id, sight),
         NodePhase::Rollback => return release(course, action, planned, sight),
         _ => {}
     }
@@ -300,6 +300,26 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
         }
         NodePhase::Draining if !Rule::IntentBeforeEffect.kept() => course.terminate(id),
         _ => {}
+    }
+}
+
+/// There is no way back, but it may take a while until the instance may be ended. By then its machine may have
+/// registered again, or somebody may have lifted the cordon: what takes pods is emptied again first.
+fn end(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, sight: &Sight<'_>) {
+    if planted::is("autoscaler_ends_what_filled_up") {
+        return course.terminate(id);
+    }
+    let open: Vec<_> = sight.held.iter().copied().filter(|node| !node.unschedulable).collect();
+    for node in &open {
+        cordon(course, action, node);
+    }
+    if !open.is_empty() {
+        course.says(format!("instance {id} takes pods again: it is emptied before it is ended"));
+    } else if sight.pods.is_empty() {
+        course.terminate(id);
+    } else {
+        let manner = if is_forced(course) { Manner::Force } else { Manner::Evict };
+        ask(course, sight, manner);
     }
 }
 

@@ -396,9 +396,12 @@ impl Ledger {
 
     fn as_3_bounds(&mut self, new: &State, machines: &[(&Instance, Option<&Node>)]) {
         let leaving = |id: &InstanceId| new.interrupted().any(|(other, _)| other == id);
-        // Without the cluster's tag and without a node, nobody can tell that an instance is the cluster's.
+        // Without the cluster's tag, nobody can tell that an instance is the cluster's unless its node says so.
+        // A Ready node that names nobody keeps everything from beginning; one that is not Ready may be what is
+        // left of an instance that has ended.
         let known = |instance: &Instance, node: Option<&Node>| {
-            node.is_some() || instance.tag(tags::CLUSTER).is_some()
+            let says_so = |node: &Node| node.claimed_instance() == Some(instance.id.as_str());
+            instance.tag(tags::CLUSTER).is_some() || node.is_some_and(|node| node.ready || says_so(node))
         };
         let workers = || {
             machines

@@ -193,8 +193,9 @@ impl<'a> Run<'a> {
                 self.load = 5;
                 self.world.remove_pods();
                 // A small one stays on each, so that there is something to evict.
-                let takes_pods =
-                    |node: &&ClusterNode| node.ready && !node.control_plane && !node.startup_taint;
+                let takes_pods = |node: &&ClusterNode| {
+                    node.ready && !node.unschedulable && !node.control_plane && !node.startup_taint
+                };
                 for node in self.world.nodes().values().filter(takes_pods) {
                     self.world.add_pod_on(&node.name, PodOwner::Controller);
                 }
@@ -386,7 +387,7 @@ impl<'a> Run<'a> {
         let name = names.get(usize::try_from(detail % names.len().max(1) as u64).unwrap_or(0))?.clone();
         match fault {
             Fault::Vanished => self.world.vanish(&name),
-            Fault::Renamed => self.world.rename(&name, &format!("renamed-{}", detail % 1000)),
+            Fault::Renamed => self.world.rename(&name, &format!("renamed-{detail:x}")),
             Fault::Unmatched => {
                 self.world.lose_match(&name);
                 self.then(until, Later::Rematch(name.clone()));
