@@ -37,7 +37,7 @@ fn the_summary_has_its_fields() {
     fields_of("election", &["failover_p50", "failover_p99"]);
     fields_of("cdc", &[]);
     fields_of("leases", &[]);
-    fields_of("autoscaler", &[]);
+    fields_of("autoscaler", &["by_symptom"]);
 }
 
 fn fields_of(scenario: &str, more: &[&str]) {

@@ -121,13 +121,13 @@ fn workers_agree_on_how_many_each_may_hold() {
         (&rows[0]["worker_id"], &rows[0]["max_leases_per_worker"], &rows[1]["worker_id"]),
         (&"orders_coordinator".into(), &2.into(), &"ann".into())
     );
-    eventually("how far it is behind", || {
-        (world.site.json("workers --app orders")[1]["behind_ms"] == 0).then_some(())
-    });
     // Also without the flag: what was agreed on is there to see.
     let told = world.site.json("capacity explain --app orders").remove(0);
     assert_eq!((&told["cap"], &told["shards"], &told["workers"]), (&2.into(), &4.into(), &2.into()));
     assert!(world.site.ok("workers --app other").contains("no rows of application `other`"));
+    eventually("how far it is behind", || {
+        (world.site.json("workers --app orders")[1]["behind_ms"] == 0).then_some(())
+    });
     ann.stop();
 }
 

@@ -34,17 +34,29 @@ pub(super) struct Args {
 enum Subject {
     /// Whose instance a node is, how it is loaded, and why it stays or goes
     #[cfg(feature = "autoscaler")]
+    #[command(after_help = "\
+Examples:
+  tenure autoscale explain node ip-10-0-1-7
+  tenure autoscale explain node i-0123456789abcdef0 --json")]
     Node {
         /// The node's name, or its instance's id
         name: String,
     },
     /// Why workers are added for a pod or not, and whether it may be evicted
     #[cfg(feature = "autoscaler")]
+    #[command(after_help = "\
+Examples:
+  tenure autoscale explain pod shop/checkout-5d9c7
+  tenure autoscale explain pod checkout-5d9c7 --json")]
     Pod {
         /// NAMESPACE/NAME, or a name that one pod has
         name: String,
     },
     /// What an action did so far, and what it waits for
+    #[command(after_help = "\
+Examples:
+  tenure autoscale explain action
+  tenure autoscale explain action 1730000300-host-1-7 --json")]
     Action {
         /// The action's id; the one that is under way if none is given
         id: Option<String>,
