@@ -23,7 +23,6 @@ use std::future::Future;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use aws_config::{BehaviorVersion, Region};
 use aws_sdk_ec2::Client;
 use aws_sdk_ec2::config::http::HttpResponse;
 use aws_sdk_ec2::config::retry::RetryConfig;
@@ -33,7 +32,7 @@ use aws_sdk_ec2::types::{
     InstanceMarketOptionsRequest, InstanceStateName, LaunchTemplateSpecification, MarketType, ResourceType,
     SpotInstanceType, SpotMarketOptions, Tag, TagSpecification,
 };
-use tenure_backend::{Env, Error, Kind, Result};
+use tenure_backend::{Env, Error, Kind, Result, aws};
 use tenure_clock::{Clock, Monotonic, within};
 
 use self::failure::{Failure, Meaning};
@@ -153,16 +152,7 @@ impl Ec2 {
     /// `Invalid` if a setting is wrong or no region is known.
     pub async fn connect(settings: &Settings, env: &Env) -> Result<Self> {
         settings.validate()?;
-        let mut loader = aws_config::defaults(BehaviorVersion::latest());
-        if let Some(region) = &settings.region {
-            loader = loader.region(Region::new(region.clone()));
-        }
-        if let Some(profile) = &settings.profile {
-            let credentials =
-                aws_config::profile::ProfileFileCredentialsProvider::builder().profile_name(profile);
-            loader = loader.profile_name(profile).credentials_provider(credentials.build());
-        }
-        let shared = Box::pin(loader.load()).await;
+        let shared = aws::config(settings.region.as_deref(), settings.profile.as_deref()).await;
         let Some(region) = shared.region().map(ToString::to_string) else {
             return Err(Error::invalid("no AWS region is known: name it, like eu-west-1, or set AWS_REGION"));
         };

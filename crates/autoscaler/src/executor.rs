@@ -97,7 +97,7 @@ impl Builder {
         let call_timeout = self.places.call_timeout;
         if call_timeout * 2 >= self.policy.lease {
             return Err(Error::invalid(format!(
-                "a call of {:?} is too long for a lease of {:?}: give less than half of it",
+                "a call may take {:?}, which is half a lease of {:?} or longer: give a shorter one (--timeout), or a longer lease",
                 call_timeout, self.policy.lease
             )));
         }

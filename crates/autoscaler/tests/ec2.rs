@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use aws_config::{BehaviorVersion, Region};
 use aws_sdk_ec2::Client;
+use aws_sdk_ec2::config::Region;
 use aws_sdk_ec2::types::{AttributeBooleanValue, InstanceType, RequestLaunchTemplateData};
 use tenure_autoscaler::ec2::{Ec2, IAM_ACTIONS, Settings};
 use tenure_autoscaler::observation::{InstanceState, LaunchOrder, tags};
 use tenure_autoscaler::ports::{Cloud, Ended, Launch};
 use tenure_autoscaler::state::{InstanceId, Place};
-use tenure_backend::{Env, Kind};
+use tenure_backend::{Env, Kind, aws};
 use tenure_clock::{Clock, Entropy, Monotonic, SystemClock};
 use tenure_scratch_cluster::{Fault, NoWatcher, Shim, variable};
 
@@ -47,11 +47,7 @@ struct Site {
 impl Site {
     async fn new() -> Self {
         let moto = variable("TENURE_TEST_MOTO");
-        let config = aws_config::defaults(BehaviorVersion::latest())
-            .region(Region::new(REGION))
-            .endpoint_url(&moto)
-            .load()
-            .await;
+        let config = aws::loader().region(Region::new(REGION)).endpoint_url(&moto).load().await;
         let direct = Client::new(&config);
         let vpc =
             direct.create_vpc().cidr_block("10.7.0.0/16").send().await.unwrap().vpc.unwrap().vpc_id.unwrap();

@@ -2,12 +2,15 @@
 //!
 //! - [`Address`]: how a backend is named on a command line, and how a wrong name is refused.
 //! - [`Error`] and [`Kind`]: what went wrong, told by what the caller should do about it.
+//! - [`aws`]: who we are and how AWS is spoken to, whichever of its services is.
 //! - [`Faults`]: which call goes wrong, and how; drawn from a seed, carried out by the wrappers
 //!   `Faulty` of the two crates.
 //! - [`postgres_tls`]: `sslmode`, as every client of Postgres here means it.
 //! - [`sqlite`]: one file, several processes, one fsync for many writes.
 
 mod address;
+#[cfg(feature = "aws")]
+pub mod aws;
 mod error;
 mod faults;
 #[cfg(feature = "postgres")]

@@ -222,8 +222,7 @@ async fn record(story: &Story, database: Database) {
             }
             text.push('\n');
         }
-        let path =
-            format!("{}/tests/golden/{}_{version}_{}.hex", env!("CARGO_MANIFEST_DIR"), story.name, way.name);
+        let path = format!("tests/golden/{}_{version}_{}.hex", story.name, way.name);
         std::fs::write(path, text).unwrap();
     }
 }

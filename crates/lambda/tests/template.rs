@@ -8,8 +8,7 @@ use tenure_lambda::Configuration;
 
 /// The template.
 pub(crate) fn template() -> Value {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/lambda/template.yaml");
-    let text = std::fs::read_to_string(path).unwrap();
+    let text = std::fs::read_to_string("../../packaging/lambda/template.yaml").unwrap();
     serde_saphyr::from_str(&text).unwrap()
 }
 

@@ -3,8 +3,8 @@
 
 use std::error::Error;
 
-use aws_config::{BehaviorVersion, Region};
 use aws_sdk_ec2::Client;
+use aws_sdk_ec2::config::Region;
 use aws_sdk_ec2::types::{
     Filter, InstanceStateName, InstanceType, RequestLaunchTemplateData, ResourceType, Tag, TagSpecification,
 };
@@ -52,7 +52,7 @@ impl Cloud {
     /// # Errors
     /// As moto's.
     pub async fn create(moto: &str, cluster: &str) -> Result<Self, Failure> {
-        let config = aws_config::defaults(BehaviorVersion::latest()).region(Region::new(REGION));
+        let config = tenure_backend::aws::loader().region(Region::new(REGION));
         let client = Client::new(&config.endpoint_url(moto).load().await);
         let vpc = client.create_vpc().cidr_block("10.7.0.0/16").send().await?.vpc;
         let vpc = vpc.and_then(|vpc| vpc.vpc_id).ok_or("no network")?;

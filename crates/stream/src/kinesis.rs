@@ -28,10 +28,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use aws_config::BehaviorVersion;
-use aws_config::retry::RetryConfig;
 use aws_sdk_kinesis::Client;
 use aws_sdk_kinesis::config::interceptors::BeforeDeserializationInterceptorContextRef;
+use aws_sdk_kinesis::config::retry::RetryConfig;
 use aws_sdk_kinesis::config::{ConfigBag, Credentials, Intercept, Region, RuntimeComponents};
 use aws_sdk_kinesis::error::{BoxError, ConnectorError, ProvideErrorMetadata, SdkError};
 use aws_sdk_kinesis::operation::get_shard_iterator::builders::GetShardIteratorFluentBuilder;
@@ -41,7 +40,7 @@ use aws_sdk_kinesis::types::{
     StreamStatus,
 };
 use bytes::Bytes;
-use tenure_backend::{Env, Error, Kind, Result};
+use tenure_backend::{Env, Error, Kind, Result, aws};
 use tenure_clock::{Clock, Monotonic, WallTime, within};
 
 use crate::embedded::{RETENTION_AGE, check_spec};
@@ -122,8 +121,7 @@ impl Kinesis {
     /// `Invalid` if the name is, or no region is configured.
     pub async fn open(name: &str, place: KinesisPlace, env: &Env) -> Result<Self> {
         check_name(name)?;
-        let mut loader =
-            aws_config::defaults(BehaviorVersion::latest()).retry_config(RetryConfig::disabled());
+        let mut loader = aws::loader().retry_config(RetryConfig::disabled());
         if let Some(profile) = place.profile {
             loader = loader.profile_name(profile);
         }

@@ -30,12 +30,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use aws_config::{BehaviorVersion, Region};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
-use tenure_backend::{Address, Env, Error, Result};
+use tenure_backend::{Address, Env, Error, Result, aws};
 use tenure_clock::{Clock, Entropy, Monotonic, within};
 
 use self::attribute::{from_item, from_value, to_item};
@@ -92,16 +91,7 @@ impl DynamoDb {
             check_endpoint(endpoint)?;
         }
 
-        let mut loader = aws_config::defaults(BehaviorVersion::latest());
-        if let Some(region) = &region {
-            loader = loader.region(Region::new(region.clone()));
-        }
-        if let Some(profile) = &profile {
-            let credentials =
-                aws_config::profile::ProfileFileCredentialsProvider::builder().profile_name(profile);
-            loader = loader.profile_name(profile).credentials_provider(credentials.build());
-        }
-        let shared = Box::pin(loader.load()).await;
+        let shared = aws::config(region.as_deref(), profile.as_deref()).await;
         let Some(region) = shared.region().map(ToString::to_string) else {
             return Err(Error::invalid(
                 "no AWS region is known: add `?region=` to the address, e.g. dynamodb:?region=eu-west-1, or set \

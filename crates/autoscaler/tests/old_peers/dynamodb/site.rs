@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_sdk_dynamodb::Client;
-use aws_sdk_dynamodb::config::{BehaviorVersion, Region};
+use aws_sdk_dynamodb::config::Region;
 use aws_sdk_dynamodb::types::{
     AttributeDefinition, AttributeValue as Attribute, BillingMode, KeySchemaElement, KeyType,
     ScalarAttributeType,
@@ -14,6 +14,7 @@ use serde_json::Value as Json;
 use tenure_autoscaler::state::State;
 use tenure_autoscaler::testing::{Gate, World};
 use tenure_autoscaler::{Executor, Places, Tick};
+use tenure_backend::aws;
 use tenure_clock::Entropy;
 use tenure_store::{Address, DynamoDb};
 
@@ -36,11 +37,7 @@ impl Site {
         let endpoint = std::env::var(variable).unwrap_or_else(|_| panic!("{variable} is not set: {how}"));
         // Without them the SDK would look for a machine's role, slowly.
         assert!(std::env::var_os("AWS_ACCESS_KEY_ID").is_some(), "AWS_ACCESS_KEY_ID is not set: {how}");
-        let shared = aws_config::defaults(BehaviorVersion::latest())
-            .region(Region::new(REGION))
-            .endpoint_url(&endpoint)
-            .load()
-            .await;
+        let shared = aws::loader().region(Region::new(REGION)).endpoint_url(&endpoint).load().await;
         let client = Client::new(&shared);
         let table = format!("autoscaler-{}", &Entropy::system().nonce()[..16]);
         let key = KeySchemaElement::builder().attribute_name("pk").key_type(KeyType::Hash).build().unwrap();
