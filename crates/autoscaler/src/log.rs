@@ -3,7 +3,7 @@
 //! | Attribute | Type | |
 //! |---|---|---|
 //! | `pk` | S | `cluster` |
-//! | `sk` | S | the `rev` after the write, twenty digits |
+//! | `sk` | S | the `rev` after the write, twenty digits; and `-` and the epoch, if a lost item had that `rev` before |
 //! | `rev`, `epoch` | N | the same as a number; when |
 //! | `event` | S | the write's name in the transition table |
 //! | `owner` | S | the executor |
@@ -169,12 +169,22 @@ impl Event {
         }
     }
 
-    /// The write that stores it, unless it is stored already.
+    /// The write that stores it, unless there is an event of that number.
     #[must_use]
     pub fn write(&self, table: &str, expires_epoch: i64) -> Write {
+        self.write_as(format!("{:020}", self.rev), table, expires_epoch)
+    }
+
+    /// The write that stores it beside one of that number: numbers begin again once the item was lost.
+    #[must_use]
+    pub fn write_beside(&self, table: &str, expires_epoch: i64) -> Write {
+        self.write_as(format!("{:020}-{}", self.rev, self.epoch), table, expires_epoch)
+    }
+
+    fn write_as(&self, key: String, table: &str, expires_epoch: i64) -> Write {
         let mut item = Item::new()
             .with("pk", CLUSTER)
-            .with("sk", format!("{:020}", self.rev))
+            .with("sk", key)
             .with("rev", self.rev)
             .with("epoch", self.epoch)
             .with("event", self.event.as_str())

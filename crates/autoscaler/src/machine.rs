@@ -17,7 +17,7 @@ use md5::{Digest, Md5};
 use tenure_planted as planted;
 
 use crate::change::{Change, Stamp};
-use crate::observation::{Answer, CordonMark, LaunchOrder, Observation};
+use crate::observation::{Answer, CordonMark, LaunchOrder, Observation, tags};
 use crate::policy::{Policy, millis, seconds};
 use crate::state::{ADOPTED_MAX, Action, ActionId, InstanceId, Legacy, Slot, SlotPhase, State, Up, UpPhase};
 use crate::table::LEGACY_OVER_SECONDS;
@@ -442,6 +442,18 @@ impl Course<'_> {
         if !told.iter().any(|answer| self.answered(answer)) {
             self.call(Effect::Terminate(id.clone()));
         }
+    }
+
+    /// Whether an instance is tagged as the cluster's, as far as that can be had: rights to end instances may go by
+    /// the tag, and an old writer's has none.
+    fn enlisted(&mut self, id: &InstanceId) -> bool {
+        let enlists = Effect::Enlist(id.clone());
+        let tagged = self.observation.instance(id).is_none_or(|seen| seen.tag(tags::CLUSTER).is_some());
+        if tagged || self.answered(&Answer::Enlisted(id.clone())) || self.failed(&enlists) {
+            return true;
+        }
+        self.call(enlists);
+        false
     }
 
     /// Why an instance may not be ended, as the cloud answered in this tick.

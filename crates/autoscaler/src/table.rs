@@ -181,6 +181,7 @@ const FLAG: &[Op] = &[Op::Put("scalingInProgress")];
 const LEASE: &[Op] = &[Op::Put("leaseUntilMs"), Op::Put("lockUntilEpoch")];
 const NEXT_FENCE: &[Op] = &[Op::Increment("fence")];
 const NEXT_ACTION: &[Op] = &[Op::Increment("fence"), Op::Increment("actionSeq")];
+const WINDOWS: &[Op] = &[Op::Put("pendingSinceEpoch"), Op::Put("idleSinceEpoch")];
 const SLOTS: &[Op] = &[Op::Put("scaleUpSlots")];
 const NODES: &[Op] = &[Op::Put("scaleDownNodes")];
 const COMPLETE: &[Op] = &[
@@ -323,7 +324,7 @@ pub static TABLE: [Row; 32] = [
         subject: Subject::Action,
         edges: &[("IDLE", "LAUNCHING")],
         guards: &[BEGIN],
-        ops: &[PUT_UP, FLAG, PUT_LOCK, NEXT_ACTION, REMOVE_DOWN],
+        ops: &[PUT_UP, FLAG, PUT_LOCK, NEXT_ACTION, WINDOWS, REMOVE_DOWN],
         why: "The whole plan is stored before the first launch. `rev` and `lastScaleEpoch` are those read before the instances were listed; old writers do not add to `rev`.",
     },
     Row {
@@ -332,7 +333,7 @@ pub static TABLE: [Row; 32] = [
         subject: Subject::Action,
         edges: &[("IDLE", "DOWN")],
         guards: &[BEGIN],
-        ops: &[PUT_DOWN, FLAG, PUT_LOCK, NEXT_ACTION, REMOVE_UP],
+        ops: &[PUT_DOWN, FLAG, PUT_LOCK, NEXT_ACTION, WINDOWS, REMOVE_UP],
         why: "The whole plan is stored before the first cordon.",
     },
     Row {
@@ -341,7 +342,7 @@ pub static TABLE: [Row; 32] = [
         subject: Subject::Action,
         edges: &[("LEGACY", "VERIFYING")],
         guards: &[ADOPT],
-        ops: &[&[Op::Put("planFor")], FLAG, PUT_UP, REMOVE_DOWN, PUT_LOCK, NEXT_ACTION],
+        ops: &[&[Op::Put("planFor")], FLAG, PUT_UP, REMOVE_DOWN, PUT_LOCK, NEXT_ACTION, WINDOWS],
         why: "What an old writer launched is verified, or ended, by us. A list that is empty is a failure, not a success.",
     },
     Row {
@@ -350,7 +351,7 @@ pub static TABLE: [Row; 32] = [
         subject: Subject::Action,
         edges: &[("LEGACY", "DOWN")],
         guards: &[ADOPT],
-        ops: &[&[Op::Put("planFor")], FLAG, PUT_DOWN, REMOVE_UP, PUT_LOCK, NEXT_ACTION],
+        ops: &[&[Op::Put("planFor")], FLAG, PUT_DOWN, REMOVE_UP, PUT_LOCK, NEXT_ACTION, WINDOWS],
         why: "What an old writer did not complete is begun again from the start: each step may be repeated.",
     },
     Row {

@@ -99,10 +99,46 @@ fn a_launch_that_failed_and_may_not_be_ended_blocks_nothing() {
         600s   there i-new0
         600s   idle
         9999s  a ticks -> begin up, record
-        10060s a ticks -> join, complete up, windows, windows
+        10060s a ticks -> join, complete up, windows
         10060s ended i-new0
         ",
     );
+}
+
+// === whose it is ===
+
+#[test]
+fn an_instance_of_another_cluster_is_neither_counted_nor_ended() {
+    let world = three_idle_workers();
+    world.give_to("other", &"i-worker2".into());
+    check(
+        world,
+        "
+        0s     a ticks -> migrate, windows
+        600s   a ticks
+        600s   because node worker-2 and 0 others are Ready and belong to no instance
+        600s   live 4
+        ",
+    );
+}
+
+#[test]
+fn a_node_that_joined_is_freed_of_its_taint_though_its_action_is_gone() {
+    let world = one_worker();
+    world.add_pods(3);
+    tick(&mut world.executor("a", &Gate::open()));
+    world.advance(Duration::from_secs(60));
+    let tainted = || world.nodes().into_values().filter(|node| node.startup_taint).map(|node| node.name);
+    let new = tainted().next().unwrap();
+    world.deny("untaint", &new, world.epoch() + 100);
+    tick(&mut world.executor("b", &Gate::open()));
+    assert_eq!(tainted().next(), Some(new), "it joined, and is committed");
+    world.lose_item();
+    world.remove_pods();
+    world.advance(Duration::from_secs(120));
+    tick(&mut world.executor("c", &Gate::open()));
+    assert_eq!(tainted().next(), None);
+    assert_eq!(world.violations(), []);
 }
 
 // === what landed ===

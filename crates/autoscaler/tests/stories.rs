@@ -209,7 +209,7 @@ fn what_did_not_join_in_time_is_ended_and_the_next_try_waits() {
         600s   live 3
         659s   a ticks
         661s   a ticks         -> begin up, record
-        720s   a ticks         -> join, complete up, windows
+        720s   a ticks         -> join, complete up
         720s   failures 0
         ",
     );
@@ -238,10 +238,10 @@ fn without_any_capacity_the_action_fails_at_once_and_waits_longer_each_time() {
         0s     short subnet-b
         0s     a ticks   -> migrate, begin up, retarget, reap, retarget, reap, reaped, fail up, windows
         30s    a ticks
-        61s    a ticks   -> begin up, retarget, reap, retarget, reap, reaped, fail up
+        61s    a ticks   -> begin up, retarget, reap, retarget, reap, reaped, fail up, windows
         100s   failures 2
         122s   a ticks
-        182s   a ticks   -> begin up, retarget, reap, retarget, reap, reaped, fail up
+        182s   a ticks   -> begin up, retarget, reap, retarget, reap, reaped, fail up, windows
         182s   live 2
         ",
     );
@@ -557,6 +557,27 @@ fn an_interruption_becomes_an_ordinary_deficit() {
 }
 
 #[test]
+fn an_interruption_is_not_forgotten_by_a_scale_up_that_failed() {
+    let world = World::new(policy());
+    world.add_worker(1);
+    world.add_worker(2);
+    check(
+        world,
+        "
+        0s     a ticks             -> migrate, windows
+        10s    interrupt i-worker1
+        10s    short subnet-a
+        10s    short subnet-b
+        20s    a ticks             -> begin up, retarget, reap, reaped, fail up, windows
+        30s    capacity subnet-a
+        81s    a ticks             -> begin up, record
+        150s   a ticks             -> join, complete up
+        500s   a ticks
+        ",
+    );
+}
+
+#[test]
 fn fewer_than_the_minimum_are_made_up_for_at_once() {
     let world = World::new(policy());
     world.add_control_plane();
@@ -582,7 +603,7 @@ fn nothing_begins_while_it_is_paused_but_what_is_under_way_goes_on() {
         60s    resume
         61s    a ticks         -> begin up, record
         62s    pause
-        110s   a ticks         -> join, complete up, windows
+        110s   a ticks         -> join, complete up
         ",
     );
 }

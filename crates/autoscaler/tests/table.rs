@@ -6,7 +6,8 @@ use tenure_autoscaler::table::{TABLE, document};
 
 #[test]
 fn the_page_is_up_to_date() {
-    let page = std::fs::read_to_string("../../docs/autoscaler-states.md").expect("run it in the crate's folder");
+    let page =
+        std::fs::read_to_string("../../docs/autoscaler-states.md").expect("run it in the crate's folder");
     assert!(
         page == document(),
         "docs/autoscaler-states.md is not what the table says: run \

@@ -285,7 +285,7 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
     };
     match planned.phase {
         NodePhase::Planned => {
-            if !course.answered(&Answer::Endable(id.clone())) {
+            if course.enlisted(id) && !course.answered(&Answer::Endable(id.clone())) {
                 course.call(Effect::AskEnd(id.clone()));
             }
             if !is_forced(course) {
@@ -379,7 +379,8 @@ fn ending(course: &mut Course<'_>, nodes: &BTreeMap<InstanceId, DownNode>) -> Ch
         .map(|(id, _)| (id.clone(), now + seconds(course.policy.node_backoff)))
         .collect();
     let workers = i64::try_from(course.observation.workers().len()).unwrap_or(i64::MAX);
-    if given_back.is_empty() {
+    // An old writer's may name none at all. That is no success.
+    if given_back.is_empty() && !nodes.is_empty() {
         course.says(format!("{} nodes are gone", nodes.len()));
         return Change::CompleteDown(Ending {
             workers,
@@ -388,7 +389,10 @@ fn ending(course: &mut Course<'_>, nodes: &BTreeMap<InstanceId, DownNode>) -> Ch
             backoff: given_back,
         });
     }
-    let failure = format!("{} of {} nodes were given back", given_back.len(), nodes.len());
+    let failure = match nodes.len() {
+        0 => "an old writer's scale-down names no instance".to_owned(),
+        all => format!("{} of {all} nodes were given back", given_back.len()),
+    };
     course.says(failure.clone());
     Change::FailDown(Ending {
         workers,

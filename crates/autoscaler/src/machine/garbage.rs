@@ -1,4 +1,4 @@
-//! What ended actions left behind: instances that nobody committed, cordons that nobody lifted.
+//! What ended actions left behind: instances that nobody committed, cordons and taints that nobody lifted.
 //!
 //! Only while nothing is under way, and only what belongs to an action whose number is not above the one
 //! that was read before anything was listed: an action that began since then is left alone.
@@ -25,6 +25,9 @@ pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy,
     let matches = observation.matches();
     for instance in observation.instances.iter().filter(|instance| instance.is_live()) {
         let id = &instance.id;
+        if is_committed(state, instance) {
+            untaint(observation, matches.nodes_of(id), step);
+        }
         if !is_orphan(state, instance, matches.nodes_of(id)) {
             continue;
         }
@@ -74,6 +77,24 @@ pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy,
             action: mark.action.clone(),
             uncordon: true,
         });
+    }
+}
+
+/// Ours, of an action that has ended, and committed by it: it had joined.
+fn is_committed(state: &State, instance: &Instance) -> bool {
+    instance.origin().is_some_and(|origin| origin.seq <= state.action_seq())
+        && instance.tag(tags::COMMITTED).is_some()
+        && !planted::is("autoscaler_taint_stays")
+}
+
+/// Somebody ended the action before the last of it was done: the node would take no pods, and never go.
+fn untaint(observation: &Observation, nodes: &[&Node], step: &mut Step) {
+    for node in nodes.iter().filter(|node| node.startup_taint) {
+        if observation.answers.contains(&Answer::Untainted(node.name.clone())) {
+            continue;
+        }
+        step.reasons.push(format!("node {} joined, and still has the start-up taint", node.name));
+        step.effects.push(Effect::Untaint { node: node.name.clone(), version: node.version.clone() });
     }
 }
 

@@ -247,14 +247,15 @@ fn settle(course: &mut Course<'_>, action: &ActionId, matches: &Matches<'_>) {
     for (number, slot) in &slots {
         match (slot.phase, &slot.instance) {
             (SlotPhase::Reaping, Some(id)) if !is_gone(course, id) => {
-                let ours = course.observation.instance(id).is_some_and(|seen| seen.origin().is_some());
-                match course.unendable(id).filter(|_| ours && !planted::is("autoscaler_reaps_for_ever")) {
-                    // It takes no pods, and its tags say what it is: it is collected once that is allowed.
+                match course.unendable(id).filter(|_| !planted::is("autoscaler_reaps_for_ever")) {
+                    // It takes no pods. If its tags say what it is, it is collected once that is allowed; else a
+                    // person has to, and the failure names it.
                     Some(why) => {
-                        course.says(format!("instance {id} may not be ended, and is left for later: {why}"));
+                        course.says(format!("instance {id} may not be ended, and is left: {why}"));
                         reaped.insert(*number);
                     }
-                    None => course.terminate(id),
+                    None if course.enlisted(id) => course.terminate(id),
+                    None => {}
                 }
             }
             (SlotPhase::Reaping, _) => {
@@ -335,6 +336,12 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
     let mut failure = format!("{joined} of {requested} instances joined");
     if kept > 0 {
         failure.push_str(&format!(", {kept} may be serving and were left alone"));
+    }
+    let left = slots.values().filter(|slot| slot.phase == SlotPhase::Reaped);
+    let left = left.filter_map(|slot| course.observation.instance(slot.instance.as_ref()?));
+    let left: Vec<_> = left.filter(|instance| instance.is_live()).map(|it| it.id.to_string()).collect();
+    if !left.is_empty() {
+        failure.push_str(&format!(", {} may not be ended: end it by hand", left.join(", ")));
     }
     // Whoever reads `lastFailure` wants to know what to do; the cloud said so in this tick, or an earlier one did.
     let refusal = course.observation.answers.iter().rev().find_map(|answer| match answer {
