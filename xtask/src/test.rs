@@ -6,6 +6,7 @@ use anyhow::{Result, ensure};
 
 use crate::cache::Cache;
 use crate::child;
+use crate::package;
 use crate::services::{Instances, Kind};
 use crate::setup;
 use crate::torture;
@@ -17,6 +18,8 @@ const OPENING_CRATES: [&str; 2] = ["tenure-store", "tenure-stream"];
 /// The module of tests that need all servers that may be missing.
 const NEEDS_ALL: &str = "live_cluster";
 const TEMPLATE: &str = "packaging/lambda/template.yaml";
+const LAMBDA: package::Selection =
+    package::Selection { subject: package::Subject::Lambda, out: None, json: false };
 
 pub(crate) struct Selection {
     pub(crate) embedded: bool,
@@ -68,8 +71,17 @@ pub(crate) fn run(cache: &Cache, selection: Selection) -> Result<ExitCode> {
     }
     services.down()?;
 
-    let failed =
+    let mut failed =
         runs.iter().filter(|(_, status)| !status.success()).map(|(name, _)| *name).collect::<Vec<_>>();
+    // Needs no service, and the SDK, which an embedded run does without.
+    if selection.long
+        && !selection.embedded
+        && selection.nextest.is_empty()
+        && let Err(error) = package::run(&LAMBDA)
+    {
+        eprintln!("{error:#}");
+        failed.push("the package of the Lambda");
+    }
     if failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }

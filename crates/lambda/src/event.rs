@@ -11,6 +11,7 @@ use std::fmt;
 
 use serde::Deserialize;
 use serde_json::Value;
+use serde_json::error::Category;
 use tenure_autoscaler::state::{InstanceId, InterruptKind};
 
 const SCHEDULED: &str = "Scheduled Event";
@@ -55,7 +56,8 @@ pub enum Single {
     Interruption(Interruption),
 }
 
-/// An event that is none of ours. Contents are not repeated: they may be anything.
+/// An event that is none of ours. Contents are not repeated, because they may be anything: only what names the kind of
+/// an event, and shortened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unexpected(String);
 
@@ -76,14 +78,9 @@ impl std::error::Error for Unexpected {}
 struct Bridge {
     #[serde(rename = "detail-type")]
     detail_type: String,
+    /// Of any form: EventBridge Scheduler's is a text.
     #[serde(default)]
-    detail: Detail,
-}
-
-#[derive(Deserialize, Default)]
-struct Detail {
-    #[serde(rename = "instance-id")]
-    instance_id: Option<String>,
+    detail: Value,
 }
 
 #[derive(Deserialize)]
@@ -113,7 +110,7 @@ impl Event {
             });
         }
         let queue: Queue = serde_json::from_value(event)
-            .map_err(|error| Unexpected(format!("`Records` are no messages of SQS ({error})")))?;
+            .map_err(|error| Unexpected(format!("`Records` are no messages of SQS ({})", mistake(&error))))?;
         let foreign = queue.records.iter().find(|record| record.event_source != "aws:sqs");
         if let Some(record) = foreign {
             return Err(Unexpected(format!("`Records` are of `{}`", shortened(&record.event_source))));
@@ -121,7 +118,9 @@ impl Event {
         let message = |record: Record| Message {
             id: record.message_id,
             body: serde_json::from_str(&record.body)
-                .map_err(|error| Unexpected(format!("the body of a message is not JSON ({error})")))
+                .map_err(|error| {
+                    Unexpected(format!("the body of a message is not JSON ({})", mistake(&error)))
+                })
                 .and_then(Single::read),
         };
         Ok(Self::Batch(queue.records.into_iter().map(message).collect()))
@@ -131,19 +130,18 @@ impl Event {
 impl Single {
     fn read(event: Value) -> Result<Self, Unexpected> {
         let bridge: Bridge = serde_json::from_value(event)
-            .map_err(|error| Unexpected(format!("this is no event of EventBridge ({error})")))?;
+            .map_err(|error| Unexpected(format!("this is no event of EventBridge ({})", mistake(&error))))?;
         let kind = match bridge.detail_type.as_str() {
             SCHEDULED => return Ok(Self::Tick),
             SPOT => InterruptKind::Spot,
             REBALANCE => InterruptKind::Rebalance,
             other => return Err(Unexpected(format!("detail-type is `{}`", shortened(other)))),
         };
-        match bridge.detail.instance_id {
-            Some(id) if is_instance(&id) => {
-                Ok(Self::Interruption(Interruption { instance: id.into(), kind }))
-            }
-            Some(id) => Err(Unexpected(format!("`{}` is not the id of an instance", shortened(&id)))),
-            None => Err(Unexpected("`detail` has no `instance-id`".to_owned())),
+        let id = bridge.detail.get("instance-id");
+        let id = id.ok_or_else(|| Unexpected("`detail` has no `instance-id`".to_owned()))?;
+        match id.as_str().filter(|id| is_instance(id)) {
+            Some(id) => Ok(Self::Interruption(Interruption { instance: id.into(), kind })),
+            None => Err(Unexpected("`instance-id` is not the id of an instance".to_owned())),
         }
     }
 }
@@ -153,6 +151,21 @@ fn is_instance(id: &str) -> bool {
     const ID_BYTES_MAX: usize = 64;
     let hex = id.strip_prefix("i-").unwrap_or_default();
     !hex.is_empty() && id.len() <= ID_BYTES_MAX && hex.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// What is wrong, and where. The words of `error` would repeat what stands there.
+fn mistake(error: &serde_json::Error) -> String {
+    let what = match error.classify() {
+        Category::Data => "a field is missing or of another type",
+        Category::Syntax => "a mistake of syntax",
+        Category::Eof => "it ends too early",
+        Category::Io => "it cannot be read",
+    };
+    match error.line() {
+        // A value that was read already has no lines.
+        0 => what.to_owned(),
+        line => format!("{what}, line {line}, column {}", error.column()),
+    }
 }
 
 /// Enough to recognise it.
@@ -191,6 +204,9 @@ mod tests {
             "resources": ["arn:aws:events:us-east-1:123456789012:rule/tick"], "detail": {}
         });
         assert_eq!(Event::read(tick), Ok(Event::Tick));
+        // EventBridge Scheduler's, as it is without an input of one's own.
+        let tick = json!({ "detail-type": SCHEDULED, "source": "aws.scheduler", "detail": "{}" });
+        assert_eq!(Event::read(tick), Ok(Event::Tick));
         let told = |kind| Event::Interruption(Interruption { instance: "i-0abc".into(), kind });
         assert_eq!(Event::read(spot("i-0abc")), Ok(told(InterruptKind::Spot)));
         let mut rebalance = spot("i-0abc");
@@ -222,12 +238,47 @@ mod tests {
         says(json!({}), "this is no event of EventBridge");
         says(json!("hello"), "this is no event of EventBridge");
         says(json!({ "detail-type": "AWS API Call via CloudTrail" }), "detail-type is `AWS API Call");
-        says(json!({ "detail-type": SPOT, "detail": {} }), "`detail` has no `instance-id`");
+        for detail in [json!({}), json!("{}"), json!(null)] {
+            says(json!({ "detail-type": SPOT, "detail": detail }), "`detail` has no `instance-id`");
+        }
+        says(json!({ "detail-type": SPOT, "detail": { "instance-id": 7 } }), "`instance-id` is not the id");
         for id in ["", "i-", "i-0abc*", "../x", &format!("i-{}", "0".repeat(70))] {
-            says(json!({ "detail-type": SPOT, "detail": { "instance-id": id } }), "`");
+            says(
+                json!({ "detail-type": SPOT, "detail": { "instance-id": id } }),
+                "`instance-id` is not the id",
+            );
         }
         says(json!({ "Records": [{ "eventSource": "aws:s3" }] }), "`Records` are no messages");
         let sns = json!({ "messageId": "a", "body": "{}", "eventSource": "aws:sns" });
         says(json!({ "Records": [sns] }), "`Records` are of `aws:sns`");
+    }
+
+    #[test]
+    fn what_stands_in_an_event_is_not_repeated() {
+        const SECRET: &str = "hunter7";
+        let long = SECRET.repeat(1000);
+        for event in [
+            json!(SECRET),
+            json!({ "detail-type": [SECRET] }),
+            json!({ "detail-type": { SECRET: long } }),
+            json!({ "detail-type": SPOT, "detail": SECRET }),
+            json!({ "detail-type": SPOT, "detail": { "instance-id": SECRET } }),
+            json!({ "Records": SECRET }),
+            json!({ "Records": [{ "messageId": "a", "body": { SECRET: long }, "eventSource": "aws:sqs" }] }),
+        ] {
+            let message = Event::read(event).unwrap_err().to_string();
+            assert!(!message.contains(SECRET), "{message}");
+        }
+        let said = |body: &str| {
+            let Ok(Event::Batch(messages)) = Event::read(json!({ "Records": [record("a", body)] })) else {
+                panic!()
+            };
+            let message = messages[0].body.clone().unwrap_err().to_string();
+            assert!(!message.contains(SECRET), "{message}");
+            message
+        };
+        assert!(said("{\n \"hunter7\": hunter7 }").contains("a mistake of syntax, line 2, column"));
+        assert!(said("{ \"hunter7\": \"hunter7").contains("it ends too early, line 1"));
+        assert!(said("\"hunter7\"").contains("a field is missing or of another type"));
     }
 }

@@ -20,6 +20,9 @@ const MARGIN: Duration = Duration::from_secs(2);
 /// While a function is frozen its connections die. The clients do not try again by themselves, because a hidden second
 /// try of a change would look like a lost race; a tick may be repeated. Four sides are talked to.
 const TICKS_MAX: u32 = 4;
+/// Actions that failed in a row until a person should look: one may meet a passing want of capacity, and the pauses
+/// after two are over in minutes.
+const FAILED_ACTIONS_ALARM: i64 = 3;
 
 /// An invocation.
 #[derive(Debug, Clone)]
@@ -163,7 +166,7 @@ impl<'a> Invocation<'a> {
                 Ok(Single::Tick) => ticks.push(message.id),
                 Ok(Single::Interruption(interruption)) => told.push((message.id, interruption)),
                 Err(unexpected) => {
-                    error!(message = message.id, error = %unexpected, "a message is not understood");
+                    error!(message_id = message.id, error = %unexpected, "a message is not understood");
                     failed.push(message.id);
                 }
             }
@@ -171,15 +174,15 @@ impl<'a> Invocation<'a> {
         let interruptions: Vec<_> = told.iter().map(|(_, interruption)| interruption.clone()).collect();
         let noted = self.note(&interruptions).await;
         let mut stored = false;
-        for (message, interruption) in told {
+        for (message_id, interruption) in told {
             match noted.get(&interruption.instance) {
                 Some(Noted::Stored) => stored = true,
                 Some(Noted::Stranger) => {}
                 Some(Noted::Failed(failure)) => {
-                    error!(message, error = %failure, "an interruption could not be stored; it comes again");
-                    failed.push(message);
+                    error!(message_id, error = %failure, "an interruption could not be stored; it comes again");
+                    failed.push(message_id);
                 }
-                None => failed.push(message),
+                None => failed.push(message_id),
             }
         }
         if (stored || !ticks.is_empty())
@@ -308,6 +311,11 @@ fn tell(tick: &Tick) {
     info!(rev = tick.state.rev, action_id = action, writes, reasons, "ticked");
     for failure in &tick.failures {
         warn!(error = failure, "a call failed; the next tick makes it again");
+    }
+    // Each of these ticks ended well, and what it began did not: nothing else would say so.
+    if let Some(failed_actions @ FAILED_ACTIONS_ALARM..) = tick.state.fail_count {
+        let last = tick.state.last_failure.as_deref().unwrap_or("the reason is not recorded");
+        error!(failed_actions, error = last, "actions fail one after another");
     }
 }
 

@@ -1,14 +1,17 @@
 //! Invocations on the memory store and the fakes of the autoscaler: no runtime, no network.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use tenure_autoscaler::state::{InterruptKind, Place};
 use tenure_autoscaler::testing::{Gate, Measuring, Mode, World, at_once};
 use tenure_autoscaler::{Places, Policy};
+use tenure_backend::Kind;
 use tenure_clock::WallTime;
 use tenure_lambda::handler::Failure;
-use tenure_lambda::{Context, Request, handle};
+use tenure_lambda::{Context, Request, handle, logging};
+use tracing_subscriber::layer::SubscriberExt as _;
 
 const TICK: &str = "Scheduled Event";
 const SPOT: &str = "EC2 Spot Instance Interruption Warning";
@@ -70,6 +73,16 @@ impl Function {
     fn calls(&self, name: &str) -> usize {
         self.gate.calls().iter().filter(|call| call.contains(name)).count()
     }
+}
+
+/// The lines of level ERROR that are logged meanwhile.
+fn errors(of: impl FnOnce()) -> Vec<String> {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let written = Arc::new(file.reopen().unwrap());
+    let logged = tracing_subscriber::registry().with(logging::lines(written));
+    tracing::subscriber::with_default(logged, of);
+    let written = std::fs::read_to_string(file.path()).unwrap();
+    written.lines().filter(|line| line.contains("\"level\":\"ERROR\"")).map(str::to_owned).collect()
 }
 
 fn tick() -> Value {
@@ -179,6 +192,47 @@ fn a_cloud_that_does_not_answer_loses_no_message() {
     assert_eq!(function.interrupted(), []);
     assert_eq!(failed(&function.ok(batch(&messages))), [""; 0]);
     assert_eq!(function.interrupted().len(), 1);
+}
+
+#[test]
+fn a_bad_message_is_told_by_its_id_in_a_field_of_its_own() {
+    let mut function = Function::new();
+    let id = function.world.add_worker(2).to_string();
+    function.gate.arm(0, Mode::ReplyLost);
+    let messages = [("m-1", "not json".to_owned()), ("m-2", told(SPOT, &id).to_string())];
+    let errors = errors(|| drop(function.ok(batch(&messages))));
+    assert_eq!(errors.len(), 2, "{errors:#?}");
+    for (line, id) in errors.iter().zip(["m-1", "m-2"]) {
+        assert_eq!(line.matches("\"message\":").count(), 1, "a key twice is no JSON for most: {line}");
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&line["message_id"], &line["span"]["request_id"]), (&id.into(), &"request-1".into()));
+    }
+}
+
+#[test]
+fn actions_that_fail_one_after_another_want_a_person() {
+    let mut function = Function::new();
+    function.world.add_pods(6);
+    function.world.refuse_launches(Some((Kind::Denied, "ec2:RunInstances is not allowed")));
+    let an_hour_later = |function: &mut Function| {
+        let errors = errors(|| drop(function.ok(tick())));
+        function.world.advance(Duration::from_secs(3600));
+        errors
+    };
+    for _ in 0..2 {
+        assert_eq!(an_hour_later(&mut function), [""; 0], "it may pass by itself");
+    }
+    for failed in 3..5 {
+        let errors = an_hour_later(&mut function);
+        assert_eq!(errors.len(), 1, "once per tick: {errors:#?}");
+        let line: Value = serde_json::from_str(&errors[0]).unwrap();
+        assert_eq!(line["message"], "actions fail one after another");
+        assert_eq!(line["failed_actions"], failed);
+        assert!(line["error"].as_str().unwrap().contains("ec2:RunInstances is not allowed"), "{line}");
+    }
+    function.world.refuse_launches(None);
+    an_hour_later(&mut function);
+    assert_eq!(an_hour_later(&mut function), [""; 0], "one that succeeded ends it");
 }
 
 #[test]

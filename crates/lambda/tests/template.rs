@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tenure_autoscaler::settings::{Settings, VARIABLES};
 use tenure_lambda::Configuration;
 
@@ -49,6 +49,8 @@ fn its_variables_are_settings() {
     let example = |name: &str| match name {
         "WORKERS_MIN" | "LAUNCH_TEMPLATE_VERSION" => "1",
         "WORKERS_MAX" => "5",
+        "WORKER_CPU_MILLIS" => "4000",
+        "WORKER_MEMORY" => "8GiB",
         "LAUNCH_TEMPLATE" => "lt-0abc",
         "MARKETS" => "spot,on-demand",
         "PROMETHEUS" => "http://10.0.0.5:9090",
@@ -78,18 +80,79 @@ fn a_lease_has_passed_before_the_next_tick() {
     let timeout = function["Timeout"].as_u64().unwrap();
     assert!(timeout > configuration.call_timeout().as_secs() * 3, "there is time for a few calls");
     let visible = &template["Resources"]["Interruptions"]["Properties"]["VisibilityTimeout"];
-    assert!(visible.as_u64().unwrap() >= timeout * 6);
+    let visible = visible.as_u64().unwrap();
+    assert!(visible >= timeout, "Lambda asks for that");
+    // Six times the timeout, as Lambda advises against messages that come twice, which do no harm here, would be long
+    // after the instance has gone.
+    assert!(visible < 120, "a warning comes two minutes ahead, and is tried twice in that time");
     let answers = &function["Events"]["Interruptions"]["Properties"]["FunctionResponseTypes"];
     assert_eq!(answers[0], "ReportBatchItemFailures", "else one bad message repeats the others");
 }
 
 #[test]
+fn its_defaults_are_those_of_the_settings() {
+    let template = template();
+    let usual = Settings::default();
+    let default = |name: &str| match &template["Parameters"][name]["Default"] {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    };
+    assert_eq!(default("WorkerCpuMillis"), usual.worker_cpu_millis.to_string());
+    assert_eq!(default("WorkerMemory"), usual.worker_memory.to_string());
+    assert_eq!(default("WorkersMin"), usual.workers_min.to_string());
+    assert_eq!(default("LaunchTemplateVersion"), usual.launch_template_version.to_string());
+    assert_eq!(default("Markets"), usual.markets);
+    assert_eq!((default("StateTable"), default("LogsTable")), (usual.state_table, usual.logs_table));
+}
+
+/// The settings refuse one of `lag_max` and `consumers` without the other, and the policy names the tables: better at
+/// the deployment than at the first start.
+#[test]
+fn consumers_lag_and_tables_are_given_together() {
+    let template = template();
+    let given = |name: &str| json!({ "Fn::Not": [{ "Fn::Equals": [{ "Ref": name }, ""] }] });
+    let needs = |rule: &Value| -> Vec<Value> {
+        rule["Assertions"].as_array().unwrap().iter().map(|it| it["Assert"].clone()).collect()
+    };
+    let rules = template["Rules"].as_object().unwrap();
+    let of = |name: &str| {
+        let rule = rules.values().find(|rule| rule["RuleCondition"] == given(name));
+        needs(rule.unwrap_or_else(|| panic!("no rule for {name}")))
+    };
+    assert_eq!(of("Consumers"), [given("LagMax"), given("ConsumerTables")]);
+    assert_eq!(of("LagMax"), [given("Consumers")]);
+}
+
+#[test]
 fn nothing_is_allowed_on_everything_but_lists() {
+    /// Those for which EC2 knows no resources.
+    const LISTS: [&str; 1] = ["ec2:DescribeInstances"];
     for (sid, statement) in statements(&template(), "autoscaler") {
+        let actions = actions(&statement);
         if statement["Resource"] == "*" {
-            let only_looks = actions(&statement).iter().all(|action| action.contains(":Describe"));
-            assert!(only_looks, "{sid}: {statement}");
+            let only_lists = actions.iter().all(|action| LISTS.contains(&action.as_str()));
+            assert!(only_lists, "{sid}: {statement}");
         }
-        assert!(actions(&statement).iter().all(|action| !action.contains('*')), "{sid}");
+        assert!(actions.iter().all(|action| !action.contains('*')), "{sid}");
+    }
+}
+
+#[test]
+fn an_instance_is_touched_only_if_it_is_of_the_cluster_or_an_old_worker() {
+    let touching = ["ec2:CreateTags", "ec2:DescribeInstanceAttribute", "ec2:TerminateInstances"];
+    let tag = |of: &str| format!("aws:{of}Tag/tenure/cluster");
+    let name = json!({ "Ref": "ClusterName" });
+    let profile = json!({ "Ref": "OldWorkerInstanceProfileArn" });
+    for (sid, statement) in statements(&template(), "autoscaler") {
+        if actions(&statement).iter().all(|action| !touching.contains(&action.as_str())) {
+            continue;
+        }
+        let condition = &statement["Condition"];
+        let of_cluster = condition["StringEquals"][tag("Resource")] == name;
+        let at_launch = condition["StringEquals"]["ec2:CreateAction"] == "RunInstances"
+            && condition["StringEquals"][tag("Request")] == name;
+        let old = condition["Null"][tag("Resource")] == "true"
+            && condition["ArnEquals"]["ec2:InstanceProfile"] == profile;
+        assert!(of_cluster || at_launch || old, "{sid}: {statement}");
     }
 }

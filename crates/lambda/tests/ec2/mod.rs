@@ -499,6 +499,7 @@ async fn what_is_sent_fits_the_conditions() {
         ("TagAtLaunch", "aws:RequestTag/tenure/cluster"),
         ("TagOfThisCluster", "aws:ResourceTag/tenure/cluster"),
         ("Enlist", "aws:RequestTag/tenure/cluster"),
+        ("AskEnd", "aws:ResourceTag/tenure/cluster"),
         ("End", "aws:ResourceTag/tenure/cluster"),
     ] {
         assert_eq!(allowed[sid]["Condition"]["StringEquals"][key], json!({ "Ref": "ClusterName" }), "{sid}");
@@ -538,6 +539,10 @@ async fn what_is_sent_fits_the_conditions() {
             "ec2:TerminateInstances" => {
                 assert!(of_cluster.contains(&sent["InstanceId.1"]), "{sent:?}");
                 ends += 1;
+            }
+            "ec2:DescribeInstanceAttribute" => {
+                assert_eq!(sent["Attribute"], "disableApiTermination");
+                assert!(of_cluster.contains(&sent["InstanceId"]), "{sent:?}");
             }
             _ => {}
         }

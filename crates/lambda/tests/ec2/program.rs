@@ -135,10 +135,20 @@ async fn the_program_serves_lambdas_runtime_api() {
 
 #[test]
 fn a_function_that_cannot_start_says_which_variable_is_wrong() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bootstrap"));
-    command.env_clear().env("AWS_REGION", REGION).env("TENURE__AUTOSCALER__CLUSTER", "c");
-    let ended = command.output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert!(!ended.status.success());
-    assert!(said.contains("autoscaler.workers_max: not set: give"), "{said}");
+    for (variable, value, says) in [
+        ("TENURE__AUTOSCALER__CLUSTER", "c", "autoscaler.workers_max: not set: give"),
+        ("TENURE__AUTOSCALER__CLUSTR", "c", "did you mean `TENURE__AUTOSCALER__CLUSTER`"),
+        // A filter that leaves this out does not leave out why it ends.
+        ("TENURE__LOG__FILTER", "off", "autoscaler.cluster: not set: give"),
+        ("TENURE__LOG__FILTER", "tenure=loud", "write a level"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bootstrap"));
+        command.env_clear().env("AWS_REGION", REGION).env(variable, value);
+        let ended = command.output().unwrap();
+        assert_eq!(ended.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+        let line: Value = serde_json::from_str(&said).expect(&said);
+        assert_eq!((&line["level"], said.lines().count()), (&"ERROR".into(), 1), "told once: {said}");
+        assert!(line["error"].as_str().unwrap().contains(says), "{said}");
+    }
 }
