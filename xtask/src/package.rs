@@ -16,6 +16,8 @@ use crate::workspace::{self, cargo};
 /// The glibc of `provided.al2023`.
 const GLIBC_MAX: (u32, u32) = (2, 34);
 const PROFILE: &str = "lambda";
+/// Without tables for unwinding: the profile aborts.
+const LINK: [&str; 2] = ["link-arg=-Wl,-T,packaging/lambda/no-unwind.ld", "link-arg=-Wl,--no-eh-frame-hdr"];
 
 #[derive(Clone, Copy, clap::ValueEnum)]
 pub(crate) enum Subject {
@@ -32,8 +34,9 @@ pub(crate) struct Selection {
 pub(crate) fn run(selection: &Selection) -> Result<ExitCode> {
     let Subject::Lambda = selection.subject;
     let target = workspace::metadata()?.target_directory;
-    let mut build = cargo(["build", "--locked", "--package", "tenure-lambda", "--bin", "bootstrap"]);
-    build.args(["--features", "runtime", "--profile", PROFILE]);
+    let mut build = cargo(["rustc", "--locked", "--package", "tenure-lambda", "--bin", "bootstrap"]);
+    build.args(["--features", "runtime", "--profile", PROFILE, "--"]);
+    build.args(LINK.iter().flat_map(|argument| ["-C", argument]));
     eprintln!("building (the SDK of EC2 takes many minutes, once): {}", child::describe(&build));
     let built = child::run(&mut build)?;
     ensure!(built.success(), "the build failed: cargo's messages are above");

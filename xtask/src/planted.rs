@@ -239,6 +239,8 @@ const AUTOSCALER: [Bug; 37] = [
     bug("autoscaler_unknown_lag_is_none", "AS-8"),
     bug("autoscaler_any_node_takes_it", "AS-8"),
     bug("autoscaler_lost_match_keeps_cordon", "AS-9"),
+    bug("autoscaler_takes_anothers", "AS-8"),
+    bug("autoscaler_taint_stays", "heals"),
     bug("autoscaler_marked_stays_open", "heals"),
     bug("autoscaler_end_unasked", "heals"),
     bug("autoscaler_reaps_for_ever", "heals"),

@@ -63,8 +63,8 @@ impl Plan {
         self.only.is_empty() || self.only.iter().any(|name| case.contains(name.as_str()))
     }
 
-    /// `of` tells rows of one case apart.
-    fn print(&self, case: &str, of: (&str, Json), value: f64, unit: &str, target: f64) {
+    /// The first of `of` tells rows of one case apart; the others are told beside the value.
+    fn print(&self, case: &str, of: &[(&str, Json)], value: f64, unit: &str, target: f64) {
         let value = (value * 1000.0).round() / 1000.0;
         let ok = value <= target;
         if self.json {
@@ -72,11 +72,13 @@ impl Plan {
                 "bench": "autoscaler", "case": case, "backend": "memory",
                 "value": value, "unit": unit, "target": target, "ok": ok,
             });
-            row[of.0] = of.1;
+            for (name, value) in of {
+                row[*name] = value.clone();
+            }
             println!("{row}");
         } else {
             let verdict = if ok { "ok" } else { "MISSED" };
-            let of = format!("{} {}", of.0, of.1);
+            let of = of.iter().take(1).map(|(name, value)| format!("{name} {value}")).collect::<String>();
             println!("{case:<16} {of:<16} {value:>10.3} {unit:<8} at most {target:<8} {verdict}");
         }
     }
@@ -134,8 +136,8 @@ fn idle_tick(plan: &Plan) -> anyhow::Result<()> {
     world.advance(TICK);
     let (reads, writes) = (store.reads(), store.writes());
     tick(&mut executor)?;
-    plan.print("idle_tick_ops", ("op", json!("read")), (store.reads() - reads) as f64, "reads", 1.0);
-    plan.print("idle_tick_ops", ("op", json!("write")), (store.writes() - writes) as f64, "writes", 0.0);
+    plan.print("idle_tick_ops", &[("op", json!("read"))], (store.reads() - reads) as f64, "reads", 1.0);
+    plan.print("idle_tick_ops", &[("op", json!("write"))], (store.writes() - writes) as f64, "writes", 0.0);
     Ok(())
 }
 
@@ -176,7 +178,8 @@ fn scale_up(plan: &Plan, launches: u32) -> anyhow::Result<()> {
         with_log - all
     );
     let target = f64::from(3 + launches);
-    plan.print("scale_up_writes", ("n", json!(launches)), of_state as f64, "writes", target);
+    let beside = [("n", json!(launches)), ("of_windows", json!(windows)), ("of_log", json!(with_log - all))];
+    plan.print("scale_up_writes", &beside, of_state as f64, "writes", target);
     Ok(())
 }
 
@@ -268,7 +271,7 @@ fn decide(plan: &Plan, mix: &str, observation: &Observation) -> anyhow::Result<(
     }
     let (p50, p99) = (percentile(&mut middles, 0.5), percentile(&mut highs, 0.5));
     eprintln!("  p50 {p50:.3} ms, p99 {p99:.3} ms: medians of {} rounds of {DECISIONS}", highs.len());
-    plan.print("decide_p99", ("mix", json!(mix)), p99, "ms", 5.0);
+    plan.print("decide_p99", &[("mix", json!(mix))], p99, "ms", 5.0);
     Ok(())
 }
 

@@ -28,10 +28,9 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, Preconditions};
-use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
-use kube::{Client, Config};
 use serde_json::{Value, json};
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, within};
@@ -134,35 +133,8 @@ impl Kubernetes {
     /// `Invalid` if there is no configuration, it cannot be used, or the taint has no name.
     pub async fn connect(settings: &Settings, env: &Env) -> Result<Self> {
         check_taint(&settings.startup_taint)?;
-        // The client takes the process's choice, and with the AWS SDK in the same program there is none by
-        // default. An error means that somebody has chosen.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let options = KubeConfigOptions { context: settings.context.clone(), ..KubeConfigOptions::default() };
-        let mut config = match (&settings.kubeconfig, &settings.context) {
-            (Some(path), _) => {
-                let unusable = |error| {
-                    Error::invalid(format!(
-                        "kubeconfig {} cannot be used: check the file and its contexts",
-                        path.display()
-                    ))
-                    .because(error)
-                };
-                let file = Kubeconfig::read_from(path).map_err(unusable)?;
-                Config::from_custom_kubeconfig(file, &options).await.map_err(unusable)?
-            }
-            (None, Some(context)) => Config::from_kubeconfig(&options).await.map_err(|error| {
-                Error::invalid(format!(
-                    "context `{context}` cannot be used: name a kubeconfig that has it, or set KUBECONFIG"
-                ))
-                .because(error)
-            })?,
-            (None, None) => Config::infer().await.map_err(|error| {
-                Error::invalid(
-                    "no Kubernetes configuration: run in a pod with a service account, or name a kubeconfig",
-                )
-                .because(error)
-            })?,
-        };
+        let (kubeconfig, context) = (settings.kubeconfig.as_deref(), settings.context.as_deref());
+        let mut config = tenure_backend::kubernetes::config(kubeconfig, context).await?;
         config.default_retry = false;
         // The client takes a proxy of the environment for every cluster, and has no list of exceptions. The API
         // server of one's own cluster is reached directly; a kubeconfig may still name a proxy.

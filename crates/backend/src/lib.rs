@@ -5,6 +5,7 @@
 //! - [`aws`]: who we are and how AWS is spoken to, whichever of its services is.
 //! - [`Faults`]: which call goes wrong, and how; drawn from a seed, carried out by the wrappers
 //!   `Faulty` of the two crates.
+//! - [`kubernetes`]: where an API server is, and who we are there.
 //! - [`postgres_tls`]: `sslmode`, as every client of Postgres here means it.
 //! - [`sqlite`]: one file, several processes, one fsync for many writes.
 
@@ -13,6 +14,8 @@ mod address;
 pub mod aws;
 mod error;
 mod faults;
+#[cfg(feature = "kubernetes")]
+pub mod kubernetes;
 #[cfg(feature = "postgres")]
 pub mod postgres_tls;
 #[cfg(feature = "sqlite")]

@@ -9,9 +9,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use k8s_openapi::api::core::v1::Pod;
+use kube::Client;
 use kube::api::{Api, ListParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use tenure_backend::{Env, Error, Kind, Result};
 use tenure_clock::{Clock, Monotonic, within};
 
@@ -65,25 +64,7 @@ impl Kubernetes {
         workload: Workload,
         env: &Env,
     ) -> Result<Self> {
-        // The client takes the process's choice, and with the AWS SDK in the same program there is none by
-        // default. An error means that somebody has chosen.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let config = match kubeconfig {
-            Some(path) => {
-                let unusable = |error| {
-                    Error::invalid(format!("kubeconfig {} cannot be used: check the file", path.display()))
-                        .because(error)
-                };
-                let file = Kubeconfig::read_from(path).map_err(unusable)?;
-                Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(unusable)?
-            }
-            None => Config::infer().await.map_err(|error| {
-                Error::invalid(
-                    "no Kubernetes configuration: run in a pod with a service account, or name a kubeconfig",
-                )
-                .because(error)
-            })?,
-        };
+        let config = tenure_backend::kubernetes::config(kubeconfig, None).await?;
         let namespace = namespace.map_or_else(|| config.default_namespace.clone(), str::to_owned);
         let client = Client::try_from(config)
             .map_err(|error| Error::invalid("the Kubernetes configuration cannot be used").because(error))?;
