@@ -257,8 +257,9 @@ impl Change {
             Self::Pause => state.paused = Some(true),
             Self::Resume => state.paused = Some(false),
             Self::Interrupt { instance, interrupt } => {
+                let seq = state.action_seq();
                 let inbox = state.interrupts.get_or_insert_default();
-                inbox.insert(instance.clone(), *interrupt);
+                inbox.insert(instance.clone(), Interrupt { seq, ..*interrupt });
                 // The oldest goes: by now its instance has gone too.
                 if inbox.len() > ENTRIES_MAX
                     && let Some(oldest) =
@@ -511,10 +512,11 @@ fn adopt_down(
 }
 
 fn finish(state: &mut State, ending: &Ending, stamp: &Stamp) {
-    // What was told well before a scale-up began was answered by it, once that has succeeded.
-    if let (Some(begun), None, Some(inbox)) = (state.up_started_epoch, &ending.failure, &mut state.interrupts)
-    {
-        inbox.retain(|_, interrupt| interrupt.at.saturating_add(stamp.skew_ms / 1000) >= begun);
+    // What was told before a scale-up of ours began was answered by it, once that has succeeded.
+    let ours = state.up_slots.iter().flatten().any(|(_, slot)| !slot.place.subnet.is_empty());
+    if ours && ending.failure.is_none() {
+        let seq = state.action_seq();
+        state.interrupts.get_or_insert_default().retain(|_, interrupt| interrupt.seq >= seq);
     }
     let now = stamp.epoch();
     let backoff = state.node_backoff.get_or_insert_default();

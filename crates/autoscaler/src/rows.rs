@@ -20,7 +20,7 @@
 //! | `scaleDownNodes` | M | `{"i-…": {p, n, u}}` |
 //! | `failCount`, `nextAllowedEpoch`, `lastFailure` | N, N, S | cooldown, after failures too |
 //! | `nodeBackoff` | M | `{"i-…": epoch}`: nodes to leave alone until then |
-//! | `interrupts` | M | `{"i-…": {k, at}}`: instances that will be taken away |
+//! | `interrupts` | M | `{"i-…": {k, at, s}}`: instances that will be taken away |
 //! | `paused` | BOOL | nothing new begins |
 //!
 //! Attributes that are not listed are left as they are.
@@ -202,7 +202,11 @@ fn nodes_value(nodes: &BTreeMap<InstanceId, DownNode>) -> Value {
 }
 
 fn interrupt_value(interrupt: &Interrupt) -> Value {
-    Value::M(fields([("k", interrupt.kind.name().into()), ("at", interrupt.at.into())]))
+    Value::M(fields([
+        ("k", interrupt.kind.name().into()),
+        ("at", interrupt.at.into()),
+        ("s", interrupt.seq.into()),
+    ]))
 }
 
 fn slot_entry(number: &str, value: &Value) -> Option<(u32, Slot)> {
@@ -235,7 +239,12 @@ fn node_entry(id: &str, value: &Value) -> Option<(InstanceId, DownNode)> {
 fn interrupt_entry(id: &str, value: &Value) -> Option<(InstanceId, Interrupt)> {
     let Value::M(entry) = value else { return None };
     let kind = InterruptKind::parse(entry.get("k")?.as_text()?)?;
-    Some((InstanceId::from(id), Interrupt { kind, at: entry.get("at")?.as_i64()? }))
+    // Without a number it is of an earlier version, and was answered by any action since.
+    let seq = match entry.get("s") {
+        Some(seq) => seq.as_i64()?,
+        None => 0,
+    };
+    Some((InstanceId::from(id), Interrupt { kind, at: entry.get("at")?.as_i64()?, seq }))
 }
 
 struct Reader<'a> {

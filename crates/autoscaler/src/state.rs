@@ -224,6 +224,16 @@ pub struct Interrupt {
     pub kind: InterruptKind,
     /// When that was told, in epoch seconds.
     pub at: i64,
+    /// How many actions there had been: a later one has seen it.
+    pub seq: i64,
+}
+
+impl Interrupt {
+    /// One that is told now. The write that stores it knows how many actions there have been.
+    #[must_use]
+    pub const fn told(kind: InterruptKind, at: i64) -> Self {
+        Self { kind, at, seq: 0 }
+    }
 }
 
 /// The state item. An attribute that is not there is `None`.

@@ -314,7 +314,7 @@ pub static TABLE: [Row; 32] = [
         title: "interrupt",
         subject: Subject::Item,
         edges: &[],
-        guards: &[&[Guard::Migrated], INBOX_SEEN],
+        guards: &[&[Guard::Migrated], INBOX_SEEN, &[Guard::AsSeen("actionSeq")]],
         ops: &[&[Op::Put("interrupts")]],
         why: "The cloud will take an instance away. It goes to the inbox and becomes an ordinary deficit.",
     },

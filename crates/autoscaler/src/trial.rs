@@ -298,7 +298,7 @@ impl<'a> Paper<'a> {
         let struck: Vec<_> = spared.take(demand.interrupts as usize).cloned().collect();
         for instance in struck {
             self.struck.insert(instance.clone(), self.at + NOTICE_SECONDS);
-            let interrupt = Interrupt { kind: InterruptKind::Spot, at: self.epoch() };
+            let interrupt = Interrupt::told(InterruptKind::Spot, self.epoch());
             self.state.interrupts.get_or_insert_default().insert(instance, interrupt);
         }
     }

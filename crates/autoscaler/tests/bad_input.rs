@@ -127,7 +127,7 @@ fn the_largest_item_stays_far_below_the_limit() {
     let mut state = State { schema_version: Some(2), ..State::default() };
     let long = |number: usize| format!("i-{number:017}");
     for number in 0..300 {
-        let interrupt = Interrupt { kind: InterruptKind::Rebalance, at: number };
+        let interrupt = Interrupt::told(InterruptKind::Rebalance, number);
         let change = Change::Interrupt { instance: long(number as usize).into(), interrupt };
         state = change.apply(&state, &stamp).unwrap();
     }

@@ -401,7 +401,7 @@ fn what_nobody_brings_back_is_not_forced() {
         || world.state().down_nodes.and_then(|nodes| nodes.into_values().next()).map(|node| node.node);
     let Some(node) = target() else { panic!("{:?}", world.state()) };
     assert!(world.nodes()[&node].unschedulable, "it drains");
-    world.add_pod_on(&node, tenure_autoscaler::observation::PodOwner::Nobody);
+    world.add_pod_on(&node, PodOwner::Nobody);
     for _ in 0..40 {
         tick(&mut one);
         if world.state().action_id().is_none() {

@@ -141,7 +141,7 @@ pub(crate) fn check(world: World, timeline: &str) {
             ["short", subnet] => world.shortage(subnet, true),
             ["capacity", subnet] => world.shortage(subnet, false),
             ["interrupt", id] => {
-                let interrupt = Interrupt { kind: InterruptKind::Spot, at: world.epoch() };
+                let interrupt = Interrupt::told(InterruptKind::Spot, world.epoch());
                 let executor = world.executor("inbox", &Gate::open());
                 at_once(executor.book().interrupt(&id.into(), interrupt)).unwrap().unwrap();
             }

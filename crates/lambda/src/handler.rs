@@ -223,7 +223,7 @@ impl<'a> Invocation<'a> {
             }
             // When it is stored, not when it was sent: an action that began in between has not seen it, and must not
             // take it for handled.
-            let interrupt = Interrupt { kind: *kind, at: env.clock.wall().as_seconds() };
+            let interrupt = Interrupt::told(*kind, env.clock.wall().as_seconds());
             let stored = match self.in_time(book.interrupt(instance, interrupt)).await {
                 Ok(()) => Noted::Stored,
                 Err(failure) => Noted::Failed(failure),

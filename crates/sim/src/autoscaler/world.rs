@@ -371,7 +371,7 @@ impl<'a> Run<'a> {
             Fault::Killed => self.world.kill(&id),
             Fault::Purged => self.world.purge(&id),
             _ => {
-                let interrupt = Interrupt { kind: InterruptKind::Spot, at: self.world.epoch() };
+                let interrupt = Interrupt::told(InterruptKind::Spot, self.world.epoch());
                 let executor = self.world.executor("inbox", &Gate::open());
                 if self.rules == Rules::Tenure {
                     let _ = at_once(executor.book().interrupt(&id, interrupt));

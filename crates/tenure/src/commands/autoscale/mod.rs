@@ -248,7 +248,7 @@ async fn interrupt(
         InterruptBy::Spot => InterruptKind::Spot,
         InterruptBy::Rebalance => InterruptKind::Rebalance,
     };
-    let interrupt = Interrupt { kind, at: context.env.clock.wall().as_seconds() };
+    let interrupt = Interrupt::told(kind, context.env.clock.wall().as_seconds());
     book.interrupt(&instance.into(), interrupt)
         .await
         .map_err(misuse_if_invalid)
