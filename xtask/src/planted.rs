@@ -206,7 +206,7 @@ const LEASES: [Bug; 38] = [
 ];
 
 /// First the ordering rules of `crates/autoscaler/src/rules.rs`, then one by one what the checkers hold.
-const AUTOSCALER: [Bug; 37] = [
+const AUTOSCALER: [Bug; 39] = [
     bug("autoscaler_list_before_read", "rule 1, AS-3"),
     bug("autoscaler_orphans_at_sight", "rule 2, AS-4"),
     bug("autoscaler_effect_before_intent", "rule 3, AS-4"),
