@@ -67,12 +67,12 @@ pub fn state_key() -> Key {
 /// # Errors
 /// `Corrupt` if an attribute has another type or a phase another name: nothing is written over it.
 pub fn decode(item: &Item) -> Result<State> {
-    read(item, "`tenure autoscale state repair` mends what it can; the rest is by hand, ")
+    read(item, "`tenure autoscale state repair` mends what it can; for the rest, ")
 }
 
 /// As [`decode`], of an item of which was mended what can be.
 pub(crate) fn decode_mended(item: &Item) -> Result<State> {
-    read(item, "by hand, ")
+    read(item, "")
 }
 
 fn read(item: &Item, advice: &'static str) -> Result<State> {
