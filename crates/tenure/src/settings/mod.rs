@@ -21,7 +21,7 @@ pub(crate) use capture::{Destination, LeadershipKind};
 #[cfg(feature = "kubernetes")]
 pub(crate) use consumption::CountedWorkload;
 pub(crate) use consumption::{BalanceBy, Consumption, From, KubernetesCount, OnFailure, WorkerCount};
-pub(crate) use layers::{Flag, Loaded, load};
+pub(crate) use layers::{Flag, Loaded, load, load_alone};
 pub(crate) use template::{Preset, template};
 
 /// Everything that can be set. As JSON it is for showing: passwords are masked.
