@@ -1,13 +1,20 @@
 //! What is wrong with a state item, for a person to read.
+//!
+//! What [`repair`](crate::repair) mends is found here, too, by the same functions: the two never disagree.
 
 use std::collections::BTreeSet;
 
 use crate::state::{Action, InstanceId, Legacy, SlotPhase, State};
+use crate::table::LEGACY_OVER_SECONDS;
 
 /// By how much clocks may differ before an epoch in the future is remarkable.
-pub(crate) const CLOCKS_APART_SECONDS: i64 = 300;
-/// No action takes so long.
-pub(crate) const LOCK_SECONDS_MAX: i64 = 86_400;
+const CLOCKS_APART_SECONDS: i64 = 300;
+/// No action takes so long, and no pause between two.
+const LOCK_SECONDS_MAX: i64 = 86_400;
+/// Nothing counts so far by ones: such a number was written by hand, and the largest of them holds no more.
+const COUNT_MAX: i64 = i64::MAX / 2;
+/// One failure may be the cloud's bad hour; so many in a row are not.
+const FAILURES_ALARM: i64 = 3;
 /// DynamoDB keeps items of 400 KB; beyond this one it is time to look.
 const ITEM_BYTES_ALARM: usize = 300_000;
 
@@ -33,9 +40,7 @@ pub fn findings(state: &State, item_bytes: usize, now_epoch: i64) -> Vec<Finding
     if state.is_paused() {
         found.note("paused: nothing new begins until `tenure autoscale resume`");
     }
-    if let (Some(failures @ 1..), Some(why)) = (state.fail_count, &state.last_failure) {
-        found.note(format!("the last {failures} actions failed, most recently: {why}"));
-    }
+    failures(state, &mut found);
     if item_bytes > ITEM_BYTES_ALARM {
         found.wrong(format!("the item has {item_bytes} bytes, and DynamoDB refuses more than 409,600: remove what is not in the documented attributes"));
     }
@@ -44,12 +49,7 @@ pub fn findings(state: &State, item_bytes: usize, now_epoch: i64) -> Vec<Finding
 
 fn action(state: &State, now_epoch: i64, found: &mut Findings) {
     let Some(action) = state.action() else {
-        let left = [
-            ("scaleUpSlots", state.up_slots.is_some()),
-            ("scaleDownNodes", state.down_nodes.is_some()),
-            ("planFor", state.plan_for.is_some()),
-        ];
-        for (name, _) in left.iter().filter(|(_, is_there)| *is_there) {
+        for name in left_of_a_plan(state) {
             found.wrong(format!("`{name}` is there though nothing is under way: what it names may be left behind, the next tick collects it"));
         }
         return;
@@ -60,14 +60,8 @@ fn action(state: &State, now_epoch: i64, found: &mut Findings) {
     if let (Some(up), Some(down)) = (&state.up_action_id, &state.down_action_id) {
         found.wrong(format!("both {up} and {down} are named: an old writer took the lock while ours was away; the next tick goes on with the later one and collects what is left of the other"));
     }
-    match action {
-        Action::Legacy(Legacy::Nameless) => {
-            found.note("`scalingInProgress` is true and no action is named: an old writer is at work or died; it is cleared once the lock is past");
-        }
-        Action::Legacy(Legacy::Up(id) | Legacy::Down(id)) => {
-            found.note(format!("{id} is an old writer's: it is adopted once its lock is past"));
-        }
-        Action::Up(_) | Action::Down(_) => {}
+    if let Action::Legacy(legacy) = action {
+        old_action(state, legacy, now_epoch, found);
     }
     if let Some(deadline) = state.action_deadline_epoch.filter(|deadline| *deadline < now_epoch) {
         let late = now_epoch.saturating_sub(deadline);
@@ -84,24 +78,56 @@ fn action(state: &State, now_epoch: i64, found: &mut Findings) {
     }
 }
 
-fn lists(state: &State, found: &mut Findings) {
-    let targets = set(state.down_targets.as_ref());
-    let completed = set(state.down_completed.as_ref());
-    for id in completed.difference(&targets) {
-        found.wrong(format!("{id} is completed and no target of the scale-down: somebody edited the lists"));
+/// An old writer's action, which an executor goes on with once its time is over.
+fn old_action(state: &State, legacy: Legacy<'_>, now_epoch: i64, found: &mut Findings) {
+    let (what, done, began) = match legacy {
+        Legacy::Up(id) => (format!("{id} is an old writer's"), "adopted", state.up_started_epoch),
+        Legacy::Down(id) => (format!("{id} is an old writer's"), "adopted", state.down_started_epoch),
+        Legacy::Nameless => (
+            "`scalingInProgress` is true and no action is named: an old writer is at work or died".to_owned(),
+            "cleared",
+            None,
+        ),
+    };
+    let over = began.map(|began| began.saturating_add(LEGACY_OVER_SECONDS));
+    // Whichever comes first; where there is neither, nobody can say since when.
+    let due = state.old_lock().into_iter().chain(over).min();
+    match due.map(|due| now_epoch.saturating_sub(due)).filter(|late| *late > LEGACY_OVER_SECONDS) {
+        Some(late) => found.wrong(format!(
+            "{what}; that it is {done} is due since {late} s: see that an executor runs, and what its log says"
+        )),
+        None => found.note(format!(
+            "{what}; it is {done} once its lock is past, or {LEGACY_OVER_SECONDS} s after it began"
+        )),
     }
-    if let Some(ids) = state.down_completed.as_ref().filter(|ids| ids.len() > completed.len()) {
+}
+
+fn failures(state: &State, found: &mut Findings) {
+    let Some(failures @ 1..) = state.fail_count else { return };
+    let why = state.last_failure.as_deref().unwrap_or("nothing says why");
+    if failures >= FAILURES_ALARM {
+        found.wrong(format!(
+            "the last {failures} actions failed, and so will the next: put right what the last one says: {why}"
+        ));
+    } else {
         found.note(format!(
-            "{} ids are completed twice: an old writer and ours both marked them, which does no harm",
-            ids.len() - completed.len()
+            "actions that failed since one last succeeded: {failures}; the last one says: {why}"
         ));
     }
-    let recorded = set(state.up_instance_ids.as_ref());
-    // What is being ended was found by its tag, and is not recorded any more.
-    let is_kept = |phase| matches!(phase, SlotPhase::Launched | SlotPhase::Joined);
-    let kept = state.up_slots.iter().flatten().filter(|(_, slot)| is_kept(slot.phase));
-    let launched = kept.filter_map(|(_, slot)| slot.instance.as_ref());
-    for id in launched.filter(|id| !recorded.contains(id)) {
+}
+
+fn lists(state: &State, found: &mut Findings) {
+    for id in completed_strangers(state) {
+        found.wrong(format!("{id} is completed and no target of the scale-down: somebody edited the lists"));
+    }
+    let completed = state.down_completed.iter().flatten();
+    let twice = completed.clone().count() - completed.collect::<BTreeSet<_>>().len();
+    if twice > 0 {
+        found.note(format!(
+            "{twice} ids are completed twice: an old writer and ours both marked them, which does no harm"
+        ));
+    }
+    for id in unrecorded(state) {
         found.wrong(format!(
             "{id} was launched and is not in `scaleUpInstanceIds`: an old writer would not find it"
         ));
@@ -109,33 +135,73 @@ fn lists(state: &State, found: &mut Findings) {
 }
 
 fn clocks(state: &State, now_epoch: i64, found: &mut Findings) {
-    let epochs = [
-        ("lastScaleEpoch", state.last_scale_epoch),
-        ("pendingSinceEpoch", state.pending_since_epoch),
-        ("idleSinceEpoch", state.idle_since_epoch),
-        ("scaleUpStartedEpoch", state.up_started_epoch),
-        ("scaleDownStartedEpoch", state.down_started_epoch),
-    ];
-    for (name, epoch) in epochs {
-        if let Some(ahead) =
-            epoch.map(|epoch| epoch.saturating_sub(now_epoch)).filter(|ahead| *ahead > CLOCKS_APART_SECONDS)
-        {
-            found.wrong(format!(
-                "`{name}` is {ahead} s in the future: a clock is wrong, here or where it was written"
-            ));
-        }
+    for (name, ahead) in too_far_ahead(state, now_epoch) {
+        found.wrong(match name {
+            "lockUntilEpoch" => format!("the lock lasts for another {ahead} s: no action takes a day; a clock was wrong, or milliseconds were written for seconds"),
+            "nextAllowedEpoch" => format!("`nextAllowedEpoch` lets nothing begin for another {ahead} s: no pause is a day long; a clock was wrong, or milliseconds were written for seconds"),
+            _ => format!("`{name}` is {ahead} s in the future: a clock is wrong, here or where it was written"),
+        });
     }
-    if let Some(ahead) = state
-        .lock_until_epoch
-        .map(|until| until.saturating_sub(now_epoch))
-        .filter(|ahead| *ahead > LOCK_SECONDS_MAX)
-    {
-        found.wrong(format!("the lock lasts for another {ahead} s: no action takes a day; a clock was wrong, or milliseconds were written for seconds"));
+    for name in counted_too_far(state) {
+        found.wrong(format!(
+            "`{name}` is larger than anything counts to: somebody wrote it, and the item cannot be read any more once \
+             it has passed the largest number; `tenure autoscale state repair` mends it"
+        ));
     }
 }
 
-fn set(ids: Option<&Vec<InstanceId>>) -> BTreeSet<&InstanceId> {
-    ids.into_iter().flatten().collect()
+// === what is mended, too ===
+
+/// Attributes of a plan, though nothing is under way.
+pub(crate) fn left_of_a_plan(state: &State) -> Vec<&'static str> {
+    if state.action().is_some() {
+        return Vec::new();
+    }
+    let plan = [
+        ("scaleUpSlots", state.up_slots.is_some()),
+        ("scaleDownNodes", state.down_nodes.is_some()),
+        ("planFor", state.plan_for.is_some()),
+    ];
+    plan.into_iter().filter(|(_, is_there)| *is_there).map(|(name, _)| name).collect()
+}
+
+/// What is completed and was no target.
+pub(crate) fn completed_strangers(state: &State) -> BTreeSet<&InstanceId> {
+    let targets: BTreeSet<_> = state.down_targets.iter().flatten().collect();
+    state.down_completed.iter().flatten().filter(|id| !targets.contains(id)).collect()
+}
+
+/// What the scale-up launched and old writers would not find. What is being ended was found by its tag, and is not
+/// recorded any more.
+pub(crate) fn unrecorded(state: &State) -> Vec<&InstanceId> {
+    let Some(Action::Up(up)) = state.action() else { return Vec::new() };
+    let recorded: BTreeSet<_> = state.up_instance_ids.iter().flatten().collect();
+    let kept = up.slots.values().filter(|slot| matches!(slot.phase, SlotPhase::Launched | SlotPhase::Joined));
+    kept.filter_map(|slot| slot.instance.as_ref()).filter(|id| !recorded.contains(id)).collect()
+}
+
+/// Epochs that cannot be, and by how many seconds they lie ahead.
+pub(crate) fn too_far_ahead(state: &State, now_epoch: i64) -> Vec<(&'static str, i64)> {
+    let epochs = [
+        ("lastScaleEpoch", state.last_scale_epoch, CLOCKS_APART_SECONDS),
+        ("pendingSinceEpoch", state.pending_since_epoch, CLOCKS_APART_SECONDS),
+        ("idleSinceEpoch", state.idle_since_epoch, CLOCKS_APART_SECONDS),
+        ("scaleUpStartedEpoch", state.up_started_epoch, CLOCKS_APART_SECONDS),
+        ("scaleDownStartedEpoch", state.down_started_epoch, CLOCKS_APART_SECONDS),
+        ("nextAllowedEpoch", state.next_allowed_epoch, LOCK_SECONDS_MAX),
+        ("lockUntilEpoch", state.lock_until_epoch, LOCK_SECONDS_MAX),
+    ];
+    let ahead = |(name, epoch, most): (_, Option<i64>, _)| {
+        let ahead = epoch?.saturating_sub(now_epoch);
+        (ahead > most).then_some((name, ahead))
+    };
+    epochs.into_iter().filter_map(ahead).collect()
+}
+
+/// Counters that nobody counted so far.
+pub(crate) fn counted_too_far(state: &State) -> Vec<&'static str> {
+    let counters = [("rev", state.rev), ("fence", state.fence), ("actionSeq", state.action_seq)];
+    counters.into_iter().filter(|(_, count)| *count > Some(COUNT_MAX)).map(|(name, _)| name).collect()
 }
 
 struct Findings(Vec<Finding>);
@@ -191,8 +257,26 @@ mod tests {
         finds(&up, &[(false, "up-1 is an old writer's")]);
         let both = State { down_action_id: Some(ActionId::from("down-2")), ..up.clone() };
         finds(&both, &[(true, "both up-1 and down-2"), (false, "old writer's")]);
-        let hidden = State { scaling_in_progress: Some(false), ..up };
+        let hidden = State { scaling_in_progress: Some(false), ..up.clone() };
         finds(&hidden, &[(true, "`scalingInProgress` is not true"), (false, "old writer's")]);
+        let begun_at = |epoch| State { up_started_epoch: Some(epoch), ..up.clone() };
+        finds(&begun_at(NOW - 1800), &[(false, "up-1 is an old writer's")]);
+        finds(&begun_at(NOW - 1807), &[(true, "due since 907 s: see that an executor runs")]);
+        let locked = State { lock_until_epoch: Some(NOW - 901), ..begun };
+        finds(&locked, &[(true, "that it is cleared is due since 901 s")]);
+    }
+
+    #[test]
+    fn failures_in_a_row_are_wrong() {
+        let failed = |count| State {
+            fail_count: Some(count),
+            last_failure: Some("no capacity anywhere".to_owned()),
+            ..idle()
+        };
+        finds(&failed(0), &[]);
+        finds(&failed(2), &[(false, "no capacity anywhere")]);
+        finds(&failed(3), &[(true, "the last 3 actions failed")]);
+        finds(&State { last_failure: None, ..failed(7) }, &[(true, "nothing says why")]);
     }
 
     #[test]
@@ -213,6 +297,10 @@ mod tests {
             &[(true, "`lastScaleEpoch` is 3600 s in the future")],
         );
         finds(&State { lock_until_epoch: Some(NOW * 1000), ..idle() }, &[(true, "milliseconds")]);
+        let ms = State { next_allowed_epoch: Some(1_999_999_999_999), ..idle() };
+        finds(&ms, &[(true, "`nextAllowedEpoch` lets nothing begin")]);
+        let most = State { rev: Some(i64::MAX), fence: Some(7), action_seq: Some(i64::MAX), ..idle() };
+        finds(&most, &[(true, "`rev` is larger"), (true, "`actionSeq` is larger")]);
         let id = ActionId::from("up-1");
         let late = State {
             scaling_in_progress: Some(true),

@@ -1,15 +1,15 @@
 //! Mends a state item that no executor can go on with: what somebody edited, or wrote with another type.
 //!
 //! Only what has one meaning is mended: a number that was stored as text, a flag that an action contradicts, an
-//! epoch that lies ahead. Everything else is told, with what to do, and left as it is.
+//! epoch that lies ahead, a counter that nobody counted so far. Everything else is told, with what to do, and left as it is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use tenure_store::{Condition, Item, Number, Update, Value, Write};
 
-use crate::check::{CLOCKS_APART_SECONDS, LOCK_SECONDS_MAX};
-use crate::rows::{decode, state_key};
-use crate::state::{Action, SCHEMA_VERSION, SlotPhase, State};
+use crate::check::{completed_strangers, counted_too_far, left_of_a_plan, too_far_ahead, unrecorded};
+use crate::rows::{decode_mended, state_key};
+use crate::state::{Action, InstanceId, SCHEMA_VERSION, State};
 use crate::table::LEGACY_OVER_SECONDS;
 
 /// What is mended, and what is not.
@@ -23,7 +23,7 @@ pub struct Repair {
     changes: BTreeMap<&'static str, Option<Value>>,
 }
 
-const NUMBERS: [&str; 15] = [
+const NUMBERS: [&str; 16] = [
     "schemaVersion",
     "rev",
     "fence",
@@ -38,6 +38,7 @@ const NUMBERS: [&str; 15] = [
     "scaleUpStartedEpoch",
     "scaleUpRequested",
     "scaleDownStartedEpoch",
+    "failCount",
     "nextAllowedEpoch",
 ];
 const FLAGS: [&str; 2] = ["scalingInProgress", "paused"];
@@ -45,6 +46,8 @@ const LISTS: [&str; 3] =
     ["scaleUpInstanceIds", "scaleDownTargetInstanceIds", "scaleDownCompletedInstanceIds"];
 /// Every write of this kind adds one to them.
 const COUNTERS: [&str; 2] = ["rev", "fence"];
+/// These only ever grow, by ones.
+const COUNTED: [&str; 3] = ["rev", "fence", "actionSeq"];
 const IDS: [&str; 2] = ["scaleUpActionId", "scaleDownActionId"];
 /// The next tick measures these anew.
 const MEASURED: [&str; 3] = ["pendingSinceEpoch", "idleSinceEpoch", "workerCount"];
@@ -72,9 +75,9 @@ pub fn repair(item: &Item, now_epoch: i64) -> Repair {
         repair.left.push(text);
         return repair;
     }
-    types(item, &mut repair);
+    types(item, now_epoch, &mut repair);
     let typed = repair.applied_to(item);
-    match decode(&typed) {
+    match decode_mended(&typed) {
         Ok(state) => meanings(&state, now_epoch, &mut repair),
         Err(error) => repair.left.push(error.chain()),
     }
@@ -132,6 +135,12 @@ impl Repair {
         self.changes.insert(name, None);
         self.mended.push(why);
     }
+
+    /// Nobody counted further than there were seconds, so whatever was counted before lies below.
+    fn recount(&mut self, name: &'static str, now_epoch: i64) {
+        let why = format!("`{name}` was larger than anything counts to: it goes on from {now_epoch}");
+        self.set(name, now_epoch, why);
+    }
 }
 
 fn whole_number(value: &Value) -> Option<i64> {
@@ -139,7 +148,7 @@ fn whole_number(value: &Value) -> Option<i64> {
 }
 
 /// Values of another type whose meaning is plain.
-fn types(item: &Item, repair: &mut Repair) {
+fn types(item: &Item, now_epoch: i64, repair: &mut Repair) {
     for name in NUMBERS {
         let Some(value) = item.get(name).filter(|value| value.as_i64().is_none()) else { continue };
         match whole_number(value) {
@@ -154,6 +163,9 @@ fn types(item: &Item, repair: &mut Repair) {
             None if MEASURED.contains(&name) => {
                 repair
                     .remove(name, format!("`{name}` was no whole number: it is removed, and measured anew"));
+            }
+            None if COUNTED.contains(&name) && matches!(value, Value::N(_)) => {
+                repair.recount(name, now_epoch)
             }
             // Told by what reads it.
             None => {}
@@ -180,96 +192,82 @@ fn types(item: &Item, repair: &mut Repair) {
 
 /// Values of the right type that contradict each other, or the clock.
 fn meanings(state: &State, now_epoch: i64, repair: &mut Repair) {
-    match state.action() {
-        None => {
-            let left = [
-                ("scaleUpSlots", state.up_slots.is_some()),
-                ("scaleDownNodes", state.down_nodes.is_some()),
-                ("planFor", state.plan_for.is_some()),
-            ];
-            if left.iter().any(|(_, is_there)| *is_there) {
-                for name in PLAN {
-                    repair.changes.insert(name, None);
-                }
-                repair.mended.push(
-                    "nothing is under way: what was left of a plan is removed, and the next tick collects what it names"
-                        .to_owned(),
-                );
-            }
+    if !left_of_a_plan(state).is_empty() {
+        for name in PLAN {
+            repair.changes.insert(name, None);
         }
-        Some(_) if state.scaling_in_progress != Some(true) => {
-            let why = "an action is under way: `scalingInProgress` says so now, and no old writer begins a second one";
-            repair.set("scalingInProgress", true, why.to_owned());
-        }
-        Some(_) => {}
+        repair.mended.push(
+            "nothing is under way: what was left of a plan is removed, and the next tick collects what it names"
+                .to_owned(),
+        );
+    }
+    if state.action().is_some() && state.scaling_in_progress != Some(true) {
+        let why =
+            "an action is under way: `scalingInProgress` says so now, and no old writer begins a second one";
+        repair.set("scalingInProgress", true, why.to_owned());
     }
     lists(state, repair);
     epochs(state, now_epoch, repair);
+    for name in counted_too_far(state) {
+        repair.recount(name, now_epoch);
+    }
 }
 
 fn lists(state: &State, repair: &mut Repair) {
-    let texts = |ids: Vec<&str>| Value::L(ids.into_iter().map(Value::from).collect());
-    let targets: BTreeSet<_> = state.down_targets.iter().flatten().collect();
-    let completed = state.down_completed.iter().flatten();
-    let (kept, strange): (Vec<_>, Vec<_>) = completed.partition(|id| targets.contains(id));
+    let list = |ids: &[&InstanceId]| Value::L(ids.iter().map(|id| Value::from(id.as_str())).collect());
+    let named = |ids: Vec<&InstanceId>| ids.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ");
+    let strange = completed_strangers(state);
     if !strange.is_empty() {
-        let named: Vec<_> = strange.iter().map(|id| id.as_str()).collect();
+        let kept: Vec<_> = state.down_completed.iter().flatten().filter(|id| !strange.contains(id)).collect();
         let why = format!(
             "{} completed and no target: removed from `scaleDownCompletedInstanceIds`",
-            named.join(", ")
+            named(strange.into_iter().collect())
         );
-        repair.set("scaleDownCompletedInstanceIds", texts(kept.iter().map(|id| id.as_str()).collect()), why);
+        repair.set("scaleDownCompletedInstanceIds", list(&kept), why);
     }
-    let Some(Action::Up(up)) = state.action() else { return };
-    let recorded: Vec<_> = state.up_instance_ids.iter().flatten().map(|id| id.as_str()).collect();
-    let kept = up.slots.values().filter(|slot| matches!(slot.phase, SlotPhase::Launched | SlotPhase::Joined));
-    let launched = kept.filter_map(|slot| slot.instance.as_ref()).map(|id| id.as_str());
-    let missing: Vec<_> = launched.filter(|id| !recorded.contains(id)).collect();
+    let missing = unrecorded(state);
     if !missing.is_empty() {
-        let why = format!("{} launched: recorded in `scaleUpInstanceIds` again", missing.join(", "));
-        let all = recorded.iter().chain(&missing).copied().collect();
-        repair.set("scaleUpInstanceIds", texts(all), why);
+        let all: Vec<_> = state.up_instance_ids.iter().flatten().chain(missing.iter().copied()).collect();
+        let why = format!("{} launched: recorded in `scaleUpInstanceIds` again", named(missing));
+        repair.set("scaleUpInstanceIds", list(&all), why);
     }
 }
 
 fn epochs(state: &State, now_epoch: i64, repair: &mut Repair) {
-    let ahead = |epoch: Option<i64>, most: i64| {
-        epoch.map(|epoch| epoch.saturating_sub(now_epoch)).filter(|ahead| *ahead > most)
-    };
-    // A cooldown, and an old writer's time, are counted from now; windows begin anew.
-    for (name, epoch, instead) in [
-        ("lastScaleEpoch", state.last_scale_epoch, now_epoch),
-        ("scaleUpStartedEpoch", state.up_started_epoch, now_epoch),
-        ("scaleDownStartedEpoch", state.down_started_epoch, now_epoch),
-        ("pendingSinceEpoch", state.pending_since_epoch, 0),
-        ("idleSinceEpoch", state.idle_since_epoch, 0),
-    ] {
-        if let Some(ahead) = ahead(epoch, CLOCKS_APART_SECONDS) {
-            repair.set(name, instead, format!("`{name}` was {ahead} s in the future: it is {instead} now"));
+    for (name, ahead) in too_far_ahead(state, now_epoch) {
+        match name {
+            "lockUntilEpoch" => lock(state, ahead, now_epoch, repair),
+            "nextAllowedEpoch" => {
+                let why = format!("`{name}` was {ahead} s ahead, and no pause is a day long: it is now");
+                repair.set(name, now_epoch, why);
+            }
+            // A cooldown, and an old writer's time, are counted from now; windows begin anew.
+            _ => {
+                let is_window = matches!(name, "pendingSinceEpoch" | "idleSinceEpoch");
+                let instead = if is_window { 0 } else { now_epoch };
+                let why = format!("`{name}` was {ahead} s in the future: it is {instead} now");
+                repair.set(name, instead, why);
+            }
         }
     }
-    if let Some(ahead) = ahead(state.next_allowed_epoch, LOCK_SECONDS_MAX) {
-        let why = format!("`nextAllowedEpoch` was {ahead} s ahead, and no pause is a day long: it is now");
-        repair.set("nextAllowedEpoch", now_epoch, why);
+}
+
+fn lock(state: &State, ahead: i64, now_epoch: i64, repair: &mut Repair) {
+    // What was left of a plan goes, and the lock with it.
+    if repair.changes.get("lockUntilEpoch") == Some(&None) {
+        return;
     }
-    if let Some(ahead) = ahead(state.lock_until_epoch, LOCK_SECONDS_MAX)
-        && repair.changes.get("lockUntilEpoch") != Some(&None)
-    {
-        // Ours is written from other attributes, and by what those say an old writer's is told from it.
-        let own =
-            matches!(state.action(), Some(Action::Up(_) | Action::Down(_))) && state.old_lock().is_none();
-        if own {
-            repair.left.push(format!(
-                "the lock lasts for another {ahead} s by `actionDeadlineEpoch` or `leaseUntilMs`: a clock was wrong \
-                 where the action began; set it right there, or end the action by hand"
-            ));
-        } else {
-            let until = now_epoch + LEGACY_OVER_SECONDS;
-            let why =
-                format!("the lock lasted for another {ahead} s: it ends in {LEGACY_OVER_SECONDS} s now");
-            repair.set("lockUntilEpoch", until, why);
-        }
+    // Ours is written from other attributes, and by what those say an old writer's is told from it.
+    if matches!(state.action(), Some(Action::Up(_) | Action::Down(_))) && state.old_lock().is_none() {
+        repair.left.push(format!(
+            "the lock lasts for another {ahead} s by `actionDeadlineEpoch` or `leaseUntilMs`: a clock was wrong \
+             where the action began; set it right there, or end the action by hand"
+        ));
+        return;
     }
+    let until = now_epoch + LEGACY_OVER_SECONDS;
+    let why = format!("the lock lasted for another {ahead} s: it ends in {LEGACY_OVER_SECONDS} s now");
+    repair.set("lockUntilEpoch", until, why);
 }
 
 #[cfg(test)]

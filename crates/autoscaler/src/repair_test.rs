@@ -40,10 +40,12 @@ fn a_value_of_another_type_is_taken_for_what_it_says() {
         .with("lastScaleEpoch", "1729999000")
         .with("scalingInProgress", "false")
         .with("workerCount", "two")
+        .with("failCount", "3")
         .with("paused", 1)
         .with("mine", "stays");
     let (after, repair) = mend(&item);
-    assert_eq!((repair.mended.len(), repair.left.len()), (4, 0), "{repair:?}");
+    assert_eq!((repair.mended.len(), repair.left.len()), (5, 0), "{repair:?}");
+    assert_eq!(after.integer("failCount"), Some(3));
     assert_eq!(after.integer("lastScaleEpoch"), Some(1_729_999_000));
     assert_eq!(after.get("scalingInProgress"), Some(&false.into()));
     assert_eq!(after.get("paused"), Some(&true.into()));
@@ -62,6 +64,8 @@ fn what_has_no_plain_meaning_is_told_and_left() {
     let (after, repair) = mend(&item);
     assert_eq!(after, item);
     assert!(repair.left[0].contains("lastScaleEpoch"), "{repair:?}");
+    assert!(repair.left[0].contains("tenure store put"), "{repair:?}");
+    assert!(!repair.left[0].contains("state repair"), "whoever reads this has just done that: {repair:?}");
 }
 
 #[test]
@@ -129,4 +133,39 @@ fn an_item_of_a_newer_version_is_left_alone() {
 fn counters_that_were_texts_go_on_counting() {
     let (after, _) = mend(&idle().with("rev", "7").with("fence", 3));
     assert_eq!((after.integer("rev"), after.integer("fence")), (Some(8), Some(4)));
+}
+
+#[test]
+fn a_counter_that_holds_no_more_goes_on_from_now() {
+    let beyond = Value::N("9223372036854775808".parse().unwrap());
+    let item = idle().with("rev", beyond).with("fence", i64::MAX).with("actionSeq", i64::MAX);
+    let (after, repair) = mend(&item);
+    for counter in COUNTED {
+        assert_eq!(after.integer(counter), Some(NOW), "{repair:?}");
+    }
+    assert_eq!((repair.mended.len(), repair.left.len()), (3, 0), "{repair:?}");
+}
+
+/// Whatever is mended was wrong, and is not any more.
+#[test]
+fn a_check_finds_what_is_mended() {
+    let ids = || texts(&["i-c"]);
+    for item in [
+        idle().with("nextAllowedEpoch", 1_999_999_999_999_i64),
+        idle().with("lastScaleEpoch", NOW + 3600),
+        idle().with("lockUntilEpoch", NOW * 1000),
+        idle().with("planFor", "up-1"),
+        idle().with("scaleDownCompletedInstanceIds", ids()),
+        idle().with("scaleUpActionId", "up-1"),
+        idle().with("rev", i64::MAX),
+    ] {
+        let wrong = |item: &Item| {
+            let found = crate::check::findings(&decode_mended(item).unwrap(), 100, NOW);
+            found.into_iter().filter(|finding| finding.is_wrong).collect::<Vec<_>>()
+        };
+        assert_ne!(wrong(&item), [], "{item:?}");
+        let (after, repair) = mend(&item);
+        assert_ne!(repair.mended, Vec::<String>::new(), "{item:?}");
+        assert_eq!(wrong(&after), [], "{repair:?}");
+    }
 }

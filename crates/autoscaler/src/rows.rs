@@ -67,7 +67,16 @@ pub fn state_key() -> Key {
 /// # Errors
 /// `Corrupt` if an attribute has another type or a phase another name: nothing is written over it.
 pub fn decode(item: &Item) -> Result<State> {
-    let reader = Reader { item };
+    read(item, "`tenure autoscale state repair` mends what it can; for the rest, ")
+}
+
+/// As [`decode`], of an item of which was mended what can be.
+pub(crate) fn decode_mended(item: &Item) -> Result<State> {
+    read(item, "")
+}
+
+fn read(item: &Item, advice: &'static str) -> Result<State> {
+    let reader = Reader { item, advice };
     let state = State {
         schema_version: reader.number("schemaVersion")?,
         rev: reader.number("rev")?,
@@ -249,6 +258,8 @@ fn interrupt_entry(id: &str, value: &Value) -> Option<(InstanceId, Interrupt)> {
 
 struct Reader<'a> {
     item: &'a Item,
+    /// How a value of another type is put right.
+    advice: &'static str,
 }
 
 impl<'a> Reader<'a> {
@@ -258,9 +269,10 @@ impl<'a> Reader<'a> {
             Error::new(
                 Kind::Corrupt,
                 format!(
-                    "attribute `{name}` of the state item is {} and should be {wanted}: `tenure autoscale state \
-                     repair` mends what it can, `tenure store update` the rest; nothing scales until then",
-                    shown(value)
+                    "attribute `{name}` of the state item is {} and should be {wanted}: {}`tenure store get` shows \
+                     the row and `tenure store put` writes all of it; nothing scales until then",
+                    shown(value),
+                    self.advice
                 ),
             )
         })

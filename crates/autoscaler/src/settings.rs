@@ -58,8 +58,12 @@ pub struct Settings {
     pub region: Option<String>,
     /// Another endpoint of EC2 than the region's own. Default: none.
     pub endpoint: Option<String>,
+    /// A profile of AWS's files; it goes before credentials of the environment. Default: as AWS's environment says.
+    pub aws_profile: Option<String>,
     /// The kubeconfig. Default: as `kubectl` finds it, or the pod's own.
     pub kubeconfig: Option<PathBuf>,
+    /// A context of that kubeconfig. Default: its current one.
+    pub kubernetes_context: Option<String>,
     /// The key of the taint that new nodes register with. Default: `tenure.dev/starting`.
     pub startup_taint: String,
     /// Prometheus, `http://host:9090`. Default: none, and nothing is ever taken away.
@@ -177,7 +181,9 @@ impl Default for Settings {
             markets: "on-demand".to_owned(),
             region: None,
             endpoint: None,
+            aws_profile: None,
             kubeconfig: None,
+            kubernetes_context: None,
             startup_taint: "tenure.dev/starting".to_owned(),
             prometheus: None,
             prometheus_token: None,
@@ -263,7 +269,11 @@ impl Settings {
         table("state_table", rows::state_table(&self.state_table))?;
         table("logs_table", rows::logs_table(&self.logs_table))?;
         if self.state_table == self.logs_table {
-            return Err(Mistake::of("logs_table", "the log needs a table of its own: give it another name"));
+            // Whichever was given.
+            let key = if self.logs_table == LOGS_TABLE { "state_table" } else { "logs_table" };
+            let message =
+                "state and log have the same table, and each needs a table of its own: give it another name";
+            return Err(Mistake::of(key, message));
         }
         if self.log_retention.0 < RETENTION_MIN {
             return Err(Mistake::of("log_retention", "less than an hour: give 1h or more; 90d is usual"));
@@ -276,6 +286,8 @@ impl Settings {
                 return Err(Mistake::of("markets", format!("`{market}` is neither spot nor on-demand")));
             }
         }
+        let credentials = "autoscaler.aws_profile, or AWS's own environment,";
+        validate_address("endpoint", self.endpoint.as_ref(), credentials)?;
         self.validate_prometheus()?;
         match (&self.lag_max, &self.consumers) {
             (Some(_), None) => {
@@ -299,12 +311,8 @@ impl Settings {
     }
 
     fn validate_prometheus(&self) -> Result<(), Mistake> {
-        if self.prometheus.as_ref().is_some_and(|url| url.contains('@')) {
-            return Err(Mistake::of(
-                "prometheus",
-                "an address with a user in it: give autoscaler.prometheus_user and prometheus_password instead",
-            ));
-        }
+        let credentials = "autoscaler.prometheus_token, or prometheus_user and prometheus_password,";
+        validate_address("prometheus", self.prometheus.as_ref(), credentials)?;
         let given = [
             ("prometheus_token", self.prometheus_token.is_some()),
             ("prometheus_token_file", self.prometheus_token_file.is_some()),
@@ -465,13 +473,14 @@ impl Settings {
         Ok(Edges {
             cloud: ec2::Settings {
                 region: self.region.clone(),
+                profile: self.aws_profile.clone(),
                 endpoint: self.endpoint.clone(),
                 ..ec2::Settings::new(&policy.cluster, template)
             },
             cluster: kubernetes::Settings {
                 kubeconfig: self.kubeconfig.clone(),
+                context: self.kubernetes_context.clone(),
                 startup_taint: self.startup_taint.clone(),
-                ..kubernetes::Settings::default()
             },
             metrics,
             behind: behind
@@ -555,6 +564,18 @@ impl Textual for Labels {
     }
 }
 
+/// An address is shown in messages and to whoever asks for the settings: no place for a secret, and the message shows
+/// none.
+fn validate_address(key: &'static str, url: Option<&String>, credentials: &str) -> Result<(), Mistake> {
+    let what = match url {
+        Some(url) if url.contains('@') => "a user",
+        Some(url) if url.contains(['?', '#']) => "a query",
+        _ => return Ok(()),
+    };
+    let message = format!("an address with {what} in it: give the address alone; {credentials} say who asks");
+    Err(Mistake::of(key, message))
+}
+
 fn listed(text: &str) -> Vec<&str> {
     text.split(',').map(str::trim).filter(|word| !word.is_empty()).collect()
 }
@@ -579,6 +600,8 @@ mod tests {
         down_max=3
         launch_template=workers
         launch_template_version=7
+        aws_profile=scaling
+        kubernetes_context=production
         subnets=a, b
         markets=spot,on-demand
         prometheus=http://prometheus:9090
@@ -642,6 +665,8 @@ mod tests {
         wrong("readiness=prometheus", "readiness", "its address");
         wrong("readiness=luck", "readiness", "prometheus");
         wrong("logs_table=k3s-autoscaler-state", "logs_table", "another name");
+        wrong("state_table=k3s-autoscaler-logs", "state_table", "another name");
+        wrong("state_table=mine\nlogs_table=mine", "logs_table", "another name");
         wrong("log_retention=5m", "log_retention", "1h or more");
         wrong("workers_min=4\nworkers_max=3", "workers_max", "raise the other");
         wrong("workers_max=0", "workers_max", "above zero");
@@ -661,6 +686,15 @@ mod tests {
         wrong("orphan_after=60", "orphan_after", "like 500ms");
         wrong("worker_memory=1B", "worker_memory", "instance type");
         wrong("prometheus=http://a:b@host", "prometheus", "prometheus_password");
+        wrong("endpoint=http://a:b@host", "endpoint", "aws_profile");
+        for address in
+            ["http://u:hunter2@host", "http://host?token=hunter2", "u:hunter2@host", "http://host/#hunter2"]
+        {
+            for key in ["endpoint", "prometheus"] {
+                let message = read(&format!("{key}={address}")).unwrap_err();
+                assert!(message.contains("the address alone") && !message.contains("hunter2"), "{message}");
+            }
+        }
         wrong("prometheus_token=x", "prometheus_token", "its address");
         wrong("prometheus=http://p\nprometheus_user=x", "prometheus_user", "give both");
         wrong(
@@ -707,6 +741,8 @@ mod tests {
         let settings = read(WHOLE).unwrap();
         let edges = settings.edges().unwrap();
         assert_eq!((edges.cloud.cluster.as_str(), edges.cloud.launch_template.as_str()), ("c", "workers"));
+        assert_eq!(edges.cloud.profile.as_deref(), Some("scaling"));
+        assert_eq!(edges.cluster.context.as_deref(), Some("production"));
         let metrics = edges.metrics.unwrap();
         assert_eq!(metrics.credentials, crate::prometheus::Credentials::Bearer("hunter2".to_owned()));
         assert_eq!(metrics.age_max, Duration::from_secs(180));

@@ -14,7 +14,7 @@ use tenure_store::{Condition, Item, Update, Value, Write};
 
 use crate::change::{Change, Stamp};
 use crate::rows::{decode, encode, state_key};
-use crate::state::{NodePhase, SCHEMA_VERSION, State};
+use crate::state::{InterruptKind, NodePhase, SCHEMA_VERSION, SlotPhase, State};
 
 /// An old writer's action is over after this many seconds, as its own document says.
 pub const LEGACY_OVER_SECONDS: i64 = 900;
@@ -908,7 +908,28 @@ pub fn document() -> String {
         );
     }
     text.push_str(TAIL);
+    entries(&mut text);
     text
+}
+
+/// What the attributes hold that are maps: for whoever corrects one by hand.
+fn entries(text: &mut String) {
+    let names = |names: Vec<&str>| names.join(", ");
+    let slot = names(SlotPhase::ALL.iter().map(|phase| phase.name()).collect());
+    let node = names(NodePhase::ALL.iter().map(|phase| phase.name()).collect());
+    let kind = names(InterruptKind::ALL.iter().map(|kind| kind.name()).collect());
+    text.push_str(ENTRIES);
+    let _ = write!(
+        text,
+        "
+| Attribute | Each entry is named by | And holds |
+|---|---|---|
+| `scaleUpSlots` | the slot's number | `p` S: {slot}; `a` N: the attempt, from 0; `fa` N: the fence that authorised it; `sn`, `mk`, `lt` S: subnet, market, the launch template's version; `id` S: the instance, once it is known |
+| `scaleDownNodes` | the instance | `p` S: {node}; `n` S: the node's name; `u` S: its uid, empty if an old writer planned it |
+| `nodeBackoff` | the instance | N: the epoch until which the node is left alone |
+| `interrupts` | the instance | `k` S: {kind}; `at` N: the epoch at which that was told |
+"
+    );
 }
 
 const HEAD: &str = "# The autoscaler's states
@@ -935,3 +956,24 @@ One write is not in the table: `tenure autoscale state repair`, which a person a
 7. A slot is tried elsewhere only on a definite capacity error of an attempt that this fence authorised.
 8. An abort adopts only the instance of the current attempt.
 ";
+
+const ENTRIES: &str = r#"
+## The entries
+
+Four attributes are an M of entries, written like this as plain JSON, which `tenure store get k3s-autoscaler-state pk=cluster --plain` shows and `tenure store put` takes:
+
+```json
+{
+  "pk": "cluster",
+  "scaleUpSlots": {
+    "0": {"p": "LAUNCHED", "a": 0, "fa": 7, "sn": "subnet-1", "mk": "spot", "lt": "1", "id": "i-0123456789abcdef0"},
+    "1": {"p": "PLANNED", "a": 1, "fa": 7, "sn": "subnet-2", "mk": "on-demand", "lt": "1"}
+  },
+  "scaleDownNodes": {
+    "i-0123456789abcdef1": {"p": "DRAINING", "n": "ip-10-0-1-7", "u": "6a1f5c1e-9d0b-4f7e-8a55-0c2d7f4b9e31"}
+  },
+  "nodeBackoff": {"i-0123456789abcdef2": 1730003600},
+  "interrupts": {"i-0123456789abcdef3": {"k": "spot", "at": 1730000000}}
+}
+```
+"#;

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use tenure_autoscaler::rows::{decode, encode};
 use tenure_autoscaler::table::{TABLE, document};
+
+use crate::seed_items::item;
 
 #[test]
 fn the_page_is_up_to_date() {
@@ -12,6 +15,22 @@ fn the_page_is_up_to_date() {
         page == document(),
         "docs/autoscaler-states.md is not what the table says: run \
          `cargo run -p tenure-autoscaler --example autoscaler_states > docs/autoscaler-states.md`"
+    );
+}
+
+#[test]
+fn the_entries_on_the_page_are_read() {
+    let page = document();
+    let (_, from) = page.split_once("```json\n").unwrap();
+    let (json, _) = from.split_once("```").unwrap();
+    let shown = item(json);
+    let state = decode(&shown).unwrap();
+    assert_eq!(encode(&state), shown);
+    assert!(
+        state.up_slots.is_some()
+            && state.down_nodes.is_some()
+            && state.node_backoff.is_some()
+            && state.interrupts.is_some()
     );
 }
 

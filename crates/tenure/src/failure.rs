@@ -102,7 +102,7 @@ pub(crate) const fn advice(kind: Kind) -> Option<&'static str> {
         Kind::Throttled => Some("nothing was changed: try again later, or ask for less"),
         Kind::Unavailable => Some("nothing was changed: try again, perhaps with a longer --timeout"),
         Kind::Denied => Some("nothing was changed: check the credentials and what they allow"),
-        Kind::Corrupt => Some("nothing was written over it: restore it from a copy"),
+        Kind::Corrupt => Some("nothing was written over it"),
         // The message says it.
         Kind::Invalid => None,
     }

@@ -55,17 +55,50 @@ fn what_is_wrong_with_an_item_is_told() {
     assert!(shown.starts_with("scale-down sd-1730000900-req, of an older autoscaler"), "{shown}");
     let checked = site.run("autoscale state check").expect(1);
     assert!(checked.stdout.contains("wrong: i-ccc is completed and no target"), "{checked:?}");
-    assert!(checked.stdout.contains("note: sd-1730000900-req is an old writer's"), "{checked:?}");
-    assert!(checked.stdout.ends_with("1 thing wrong\n"), "{checked:?}");
+    assert!(checked.stdout.contains("wrong: sd-1730000900-req is an old writer's"), "{checked:?}");
+    assert!(checked.stdout.ends_with("2 things wrong\n"), "{checked:?}");
     put(&site, r#"{"pk":"cluster","workerCount":"two"}"#);
     for command in ["state show", "state check", "state migrate", "pause"] {
-        site.run(&format!("autoscale {command}")).expect(1).says(&["workerCount"]);
+        let told = site.run(&format!("autoscale {command}")).expect(1);
+        let told = told.says(&["workerCount", "tenure autoscale state repair", "tenure store put"]);
+        assert!(!told.stderr.contains("copy"), "{told:?}");
     }
     assert_eq!(
         site.json("store get k3s-autoscaler-state pk=cluster --plain")[0]["item"]["workerCount"],
         "two",
         "nothing is written over it"
     );
+}
+
+#[test]
+fn actions_that_fail_again_and_again_are_an_alarm() {
+    let site = site();
+    let failed = |count| IDLE.replace('}', &format!(r#","failCount":{count},"lastFailure":"no capacity"}}"#));
+    put(&site, &failed(2));
+    assert!(site.ok("autoscale state check").contains("no capacity"));
+    put(&site, &failed(3));
+    let alarm = site.run("autoscale state check").expect(1);
+    assert!(alarm.stdout.contains("wrong: the last 3 actions failed"), "{alarm:?}");
+}
+
+#[test]
+fn a_state_without_a_log_is_enough() {
+    let site = Site::new();
+    site.ok("store create-table k3s-autoscaler-state --hash pk");
+    put(&site, IDLE);
+    assert!(site.ok("autoscale state show").starts_with("nothing is under way"));
+    let checked = site.run("autoscale state check").expect(0);
+    assert_eq!(checked.stderr, "", "nothing is missing: {checked:?}");
+    for command in ["state repair --dry-run", "state repair"] {
+        assert_eq!(site.ok(&format!("autoscale {command}")), "nothing to mend\n");
+    }
+    for command in ["state migrate", "pause", "resume", "interrupt i-0123456789abcdef0"] {
+        let ran = site.run(&format!("autoscale {command}")).expect(0);
+        ran.says(&["what is changed is not logged", "k3s-autoscaler-logs"]);
+    }
+    for command in ["log", "replay", "explain action up-1"] {
+        site.run(&format!("autoscale {command}")).expect(2).says(&["k3s-autoscaler-logs", "--logs-table"]);
+    }
 }
 
 #[test]
@@ -86,6 +119,8 @@ fn tables_that_are_not_there_are_told() {
     site.ok("store create-table mine --hash pk");
     site.run("autoscale log --state-table mine").expect(2).says(&["k3s-autoscaler-logs", "--logs-table"]);
     site.run("autoscale log --state-table mine --logs-table mine").expect(2).says(&["a table of its own"]);
+    let same = site.run("autoscale log --state-table k3s-autoscaler-logs").expect(2);
+    assert!(same.stderr.contains("--state-table: autoscaler.state_table: "), "{same:?}");
 }
 
 #[test]
@@ -108,7 +143,8 @@ fn what_is_wrong_is_mended_once_and_told() {
 
     put(&site, &IDLE.replace("1730000000", "\"long ago\""));
     let left = site.run("autoscale state repair").expect(1);
-    assert!(left.stdout.starts_with("left to do: "), "{left:?}");
+    assert!(left.stdout.starts_with("left to do: ") && left.stdout.contains("tenure store put"), "{left:?}");
+    assert!(!left.stdout.contains("state repair"), "{left:?}");
 }
 
 const TRACE: &str = r#"{"at": 0, "pods": [{"count": 3, "cpu_millis": 500, "memory_mib": 100}]}
@@ -135,7 +171,16 @@ fn a_policy_is_tried_on_a_trace() {
 
     site.run("autoscale simulate day.jsonl").expect(2).says(&["autoscaler.workers_max", "give"]);
     site.run("autoscale simulate none.jsonl --policy policy.toml").expect(2).says(&["none.jsonl"]);
-    site.run("autoscale simulate day.jsonl --policy none.toml").expect(2).says(&["none.toml"]);
+    site.run("autoscale simulate day.jsonl --policy none.toml")
+        .expect(2)
+        .says(&["none.toml", "correct --policy"]);
+    site.run("autoscale simulate day.jsonl --policy .").expect(2).says(&["correct --policy"]);
+    site.write("lag.jsonl", "{\"at\": 0, \"lag_seconds\": 90}\n");
+    let unheard = site.run("autoscale simulate lag.jsonl --policy policy.toml").expect(0);
+    unheard.says(&["`lag_seconds` of the trace has no effect", "autoscaler.lag_max"]);
+    site.write("lag.toml", "[autoscaler]\nworkers_max = 4\nlag_max = '1m'\nconsumers = 'orders/billing'\n");
+    let heard = site.run("autoscale simulate lag.jsonl --policy lag.toml").expect(0);
+    assert_eq!(heard.stderr, "", "{heard:?}");
     site.write("bad.jsonl", "{\"at\": 0}\n{\"at\": 1, \"pod\": 3}\n");
     site.run("autoscale simulate bad.jsonl --policy policy.toml").expect(2).says(&["line 2", "pod"]);
     site.write("bounds.toml", "[autoscaler]\nworkers_min = '9'\nworkers_max = '4'\n");
@@ -175,6 +220,11 @@ fn a_log_is_replayed_checked_and_tried_again() {
     let lines = site.json("autoscale replay --policy policy.toml");
     assert_eq!((&lines[0]["action"], &lines[0]["how"]), (&"up-1".into(), &"complete up".into()));
     assert_eq!(lines[1]["trial"]["scale_ups"], 1, "{lines:?}");
+    for policy in ["none.toml", "."] {
+        let refused = site.run(&format!("autoscale replay --policy {policy}")).expect(2);
+        assert_eq!(refused.says(&["correct --policy"]).stdout, "");
+    }
+    site.run("autoscale replay --every 10ms").expect(2).says(&["--every", "1s or more"]);
 
     let trace = site.ok("autoscale replay --trace");
     assert_eq!(trace.lines().count(), 2);
@@ -220,4 +270,16 @@ fn an_interruption_is_told_once() {
     assert_eq!(events.last().unwrap()["events"], 2, "migrate and one interrupt");
     let refused = site.run("autoscale interrupt worker-1").expect(2);
     assert!(refused.stderr.contains("write it like i-0123456789abcdef0"), "{refused:?}");
+    let loud = site.run("autoscale interrupt i-0123456789ABCDEF0").expect(2);
+    assert!(loud.stderr.contains("in lower case"), "{loud:?}");
+}
+
+#[cfg(feature = "autoscaler")]
+#[test]
+fn a_run_is_asked_once_or_how_often() {
+    let site = Site::new();
+    for line in ["autoscale run", "autoscale run --once --loop 15s"] {
+        let refused = site.run(line).expect(2);
+        assert!(refused.stderr.contains("--once") && refused.stderr.contains("--loop"), "{refused:?}");
+    }
 }

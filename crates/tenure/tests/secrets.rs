@@ -83,9 +83,16 @@ fn a_token_of_prometheus_is_in_no_output() {
         site.write("tenure.toml", format!("[autoscaler]\n{secret}\n"));
         check(site.run("config check").expect(2), "config check");
     }
-    site.write("tenure.toml", format!("[autoscaler]\nprometheus = 'http://ann:{SECRET}@127.0.0.1:1'\n"));
-    for line in ["config check", "doctor --timeout 2s"] {
-        check(site.run(line), line);
+    for address in [
+        format!("prometheus = 'http://ann:{SECRET}@127.0.0.1:1'"),
+        format!("prometheus = 'http://127.0.0.1:1/?token={SECRET}'"),
+        format!("endpoint = 'http://ann:{SECRET}@127.0.0.1:1'"),
+    ] {
+        site.write("tenure.toml", format!("[autoscaler]\n{address}\n"));
+        check(site.run("config check").expect(2), "config check");
+        for line in ["config check --json", "doctor --timeout 2s", "autoscale state check"] {
+            check(site.run(line), line);
+        }
     }
 }
 

@@ -99,18 +99,26 @@ pub(crate) fn load(
         None => Some(PathBuf::from(FILE)).filter(|path| path.exists()),
     };
     if let Some(path) = &file {
-        let text = std::fs::read_to_string(path).map_err(|error| {
-            misuse(format!(
-                "read {}: {error}: write one with `tenure init`, or correct --config",
-                path.display()
-            ))
-        })?;
-        read_file(path, &text, &mut given)?;
+        read_file(path, "--config", &mut given)?;
     }
     read_environment(environment, &mut given)?;
     for Flag { name, path, value } in flags {
         insert(&mut given, path, value, Source::Flag(name))?;
     }
+    merged(file, given)
+}
+
+/// As [`load`], of one file that a flag of that name gave: what else decides is not about it.
+///
+/// # Errors
+/// As [`load`].
+pub(crate) fn load_alone(path: &Path, flag: &'static str) -> anyhow::Result<Loaded> {
+    let mut given = BTreeMap::new();
+    read_file(path, flag, &mut given)?;
+    merged(Some(path.to_owned()), given)
+}
+
+fn merged(file: Option<PathBuf>, given: BTreeMap<String, (String, Source)>) -> anyhow::Result<Loaded> {
     let settings = settings_of(given.iter().map(|(path, (value, _))| (path.as_str(), value.as_str())))
         .map_err(|message| misuse(format!("merge the settings: {message}")))?;
     let loaded = Loaded { settings, file, given };
@@ -148,11 +156,18 @@ fn settings_of<'a>(values: impl Iterator<Item = (&'a str, &'a str)>) -> Result<S
 
 // === The file ===
 
-fn read_file(path: &Path, text: &str, given: &mut BTreeMap<String, (String, Source)>) -> anyhow::Result<()> {
+fn read_file(
+    path: &Path,
+    flag: &'static str,
+    given: &mut BTreeMap<String, (String, Source)>,
+) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        misuse(format!("read {}: {error}: write one with `tenure init`, or correct {flag}", path.display()))
+    })?;
     let line_at = |offset: usize| text[..offset].matches('\n').count() + 1;
     let at = |offset: usize| format!("{}:{}", path.display(), line_at(offset));
     // The error's own text would show the line, and a password that stands in it.
-    let document = DeTable::parse(text).map_err(|error| {
+    let document = DeTable::parse(&text).map_err(|error| {
         let place = error.span().map_or_else(|| path.display().to_string(), |span| at(span.start));
         misuse(format!("{place}: not TOML: {}", error.message()))
     })?;

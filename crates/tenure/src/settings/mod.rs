@@ -21,7 +21,7 @@ pub(crate) use capture::{Destination, LeadershipKind};
 #[cfg(feature = "kubernetes")]
 pub(crate) use consumption::CountedWorkload;
 pub(crate) use consumption::{BalanceBy, Consumption, From, KubernetesCount, OnFailure, WorkerCount};
-pub(crate) use layers::{Flag, Loaded, load};
+pub(crate) use layers::{Flag, Loaded, load, load_alone};
 pub(crate) use template::{Preset, template};
 
 /// Everything that can be set. As JSON it is for showing: passwords are masked.
@@ -168,7 +168,7 @@ pub(crate) struct Key {
 }
 
 /// All of them. A test compares them with [`Settings`].
-pub(crate) const KEYS: [Key; 85] = [
+pub(crate) const KEYS: [Key; 87] = [
     Key { section: "store", name: "url" },
     Key { section: "stream", name: "url" },
     Key { section: "election", name: "table" },
@@ -223,7 +223,9 @@ pub(crate) const KEYS: [Key; 85] = [
     Key { section: "autoscaler", name: "markets" },
     Key { section: "autoscaler", name: "region" },
     Key { section: "autoscaler", name: "endpoint" },
+    Key { section: "autoscaler", name: "aws_profile" },
     Key { section: "autoscaler", name: "kubeconfig" },
+    Key { section: "autoscaler", name: "kubernetes_context" },
     Key { section: "autoscaler", name: "startup_taint" },
     Key { section: "autoscaler", name: "prometheus" },
     Key { section: "autoscaler", name: "prometheus_token" },

@@ -202,10 +202,13 @@ down_max = 2
 launch_template_version = 1
 # subnets = "subnet-1,subnet-2"
 markets = "on-demand"
-# Where EC2 and the API server are. Default: as AWS's and kubectl's own files say
+# Where EC2 and the API server are, and who asks: a profile of AWS's files, a context of the kubeconfig.
+# Default: as AWS's and kubectl's own files say
 # region = "eu-west-1"
 # endpoint = "http://127.0.0.1:5000"
+# aws_profile = "scaling"
 # kubeconfig = "/etc/rancher/k3s/k3s.yaml"
+# kubernetes_context = "production"
 # The key of the taint that new nodes register with; it goes when they are recorded as joined.
 # Default: tenure.dev/starting
 startup_taint = "tenure.dev/starting"

@@ -26,6 +26,7 @@ use anyhow::Context as _;
 use serde_json::json;
 use tenure_autoscaler::state::{Interrupt, InterruptKind};
 use tenure_autoscaler::{Book, Places};
+use tenure_store::Store;
 
 use crate::context::Context;
 use crate::failure::{misuse, misuse_if_invalid};
@@ -135,8 +136,11 @@ enum InterruptBy {
 /// Anything else would stay in the inbox for nothing.
 fn instance_id(text: &str) -> Result<String, String> {
     let digits = text.strip_prefix("i-").unwrap_or_default();
-    let is_id = matches!(digits.len(), 8 | 17) && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
-    is_id.then(|| text.to_owned()).ok_or_else(|| "write it like i-0123456789abcdef0".to_owned())
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    let is_id = matches!(digits.len(), 8 | 17) && digits.bytes().all(is_digit);
+    is_id
+        .then(|| text.to_owned())
+        .ok_or_else(|| "write it like i-0123456789abcdef0, in lower case".to_owned())
 }
 
 impl Args {
@@ -182,6 +186,8 @@ impl Args {
 }
 
 pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCode> {
+    let only_looks = args.only_looks();
+    let book = async || book(context, only_looks).await;
     match args.verb {
         // Futures with three SDKs in them are large.
         #[cfg(feature = "autoscaler")]
@@ -196,32 +202,55 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         #[cfg(feature = "autoscaler")]
         Verb::Adopt(args) => Box::pin(upkeep::adopt(&args, context)).await,
         Verb::Simulate(args) => trial::simulate(&args, context),
-        Verb::Replay(args) => trial::replay(&args, &book(context).await?, context).await,
-        Verb::State(args) => state::run(&args, &book(context).await?, context).await,
-        Verb::Interrupt { instance, kind } => {
-            interrupt(&instance, kind, &book(context).await?, context).await
-        }
-        Verb::Pause => pause(true, &book(context).await?, context).await,
-        Verb::Resume => pause(false, &book(context).await?, context).await,
-        Verb::Log(args) => log::run(&args, &book(context).await?, context).await,
+        Verb::Replay(args) => trial::replay(&args, context).await,
+        Verb::State(args) => state::run(&args, &book().await?, context).await,
+        Verb::Interrupt { instance, kind } => interrupt(&instance, kind, &book().await?, context).await,
+        Verb::Pause => pause(true, &book().await?, context).await,
+        Verb::Resume => pause(false, &book().await?, context).await,
+        Verb::Log(args) => log::run(&args, &book_with_log(context).await?, context).await,
     }
 }
 
-/// The book that the settings name, if its tables are there.
-async fn book(context: &Context) -> anyhow::Result<Book> {
+/// The book that the settings name, if the table of its state is there. An autoscaler that keeps no log has no other.
+async fn book(context: &Context, only_looks: bool) -> anyhow::Result<Book> {
     let store = context.store().await?;
     let tables = &context.settings.autoscaler;
-    for (name, key) in [(&tables.state_table, "state"), (&tables.logs_table, "logs")] {
-        let found = context.look(async |by| store.describe_table(by, name).await).await;
-        let found = found.map_err(misuse_if_invalid).with_context(|| format!("look at table `{name}`"))?;
-        if found.is_none() {
-            return Err(misuse(format!(
-                "table `{name}` does not exist in {}: no autoscaler ran there yet, or --{key}-table or --store is wrong",
-                context.settings.store.url
-            )));
-        }
+    require(&tables.state_table, "state", &*store, context).await?;
+    let mut places = places(context);
+    // What is only looked at logs nothing. A table that cannot be described may still take the event.
+    if !only_looks && matches!(is_there(&tables.logs_table, &*store, context).await, Ok(false)) {
+        tracing::warn!(
+            table = tables.logs_table,
+            "there is no table of a log: what is changed is not logged"
+        );
+        places.logs_table = None;
     }
+    Ok(Book::new(store, &context.env, "tenure-cli", places))
+}
+
+/// The book that the settings name, if both of its tables are there.
+async fn book_with_log(context: &Context) -> anyhow::Result<Book> {
+    let store = context.store().await?;
+    let tables = &context.settings.autoscaler;
+    require(&tables.state_table, "state", &*store, context).await?;
+    require(&tables.logs_table, "logs", &*store, context).await?;
     Ok(Book::new(store, &context.env, "tenure-cli", places(context)))
+}
+
+async fn require(table: &str, key: &str, store: &dyn Store, context: &Context) -> anyhow::Result<()> {
+    if is_there(table, store, context).await? {
+        return Ok(());
+    }
+    Err(misuse(format!(
+        "table `{table}` does not exist in {}: no autoscaler ran there yet, or --{key}-table or --store is wrong",
+        context.settings.store.url
+    )))
+}
+
+async fn is_there(table: &str, store: &dyn Store, context: &Context) -> anyhow::Result<bool> {
+    let found = context.look(async |by| store.describe_table(by, table).await).await;
+    let found = found.map_err(misuse_if_invalid).with_context(|| format!("look at table `{table}`"))?;
+    Ok(found.is_some())
 }
 
 fn places(context: &Context) -> Places {

@@ -24,9 +24,10 @@ Examples:
   tenure autoscale run --once
   tenure autoscale run --loop 15s
   tenure autoscale run --once --json | jq -r '.reasons[]'")]
+#[group(required = true, multiple = false)]
 pub(super) struct Args {
     /// One tick
-    #[arg(long, conflicts_with = "every", required_unless_present = "every")]
+    #[arg(long)]
     once: bool,
 
     /// A tick every so often, until SIGINT or SIGTERM

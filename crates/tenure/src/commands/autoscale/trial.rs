@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value as Json, json};
+use tenure_autoscaler::Policy;
 use tenure_autoscaler::observation::Resources;
 use tenure_autoscaler::settings::Settings;
 use tenure_autoscaler::trial::{self, Demand, Group, Outcome, Terms};
-use tenure_autoscaler::{Book, Policy};
 use tenure_clock::WallTime;
 
 use crate::context::Context;
@@ -100,13 +100,16 @@ impl TermArgs {
 
 /// Read as `tenure.toml` is, and by itself: what the environment says is not about this policy.
 fn read_policy(path: &Path) -> anyhow::Result<Settings> {
-    Ok(settings::load(Some(path), std::iter::empty(), Vec::new())?.settings.autoscaler)
+    Ok(settings::load_alone(path, "--policy")?.settings.autoscaler)
 }
 
 pub(super) fn simulate(args: &SimulateArgs, context: &Context) -> anyhow::Result<ExitCode> {
-    let policy = args.terms.policy(context)?;
+    let (policy, terms) = (args.terms.policy(context)?, args.terms.terms()?);
     let trace = read_trace(&args.trace)?;
-    let outcome = trial::run(&policy, &trace, &args.terms.terms()?).map_err(misuse_if_invalid)?;
+    if policy.lag_max.is_none() && trace.iter().any(|demand| demand.lag_seconds.is_some()) {
+        tracing::warn!("`lag_seconds` of the trace has no effect: the policy has no autoscaler.lag_max");
+    }
+    let outcome = trial::run(&policy, &trace, &terms).map_err(misuse_if_invalid)?;
     tell_happenings(&outcome, &context.out)?;
     if context.out.is_json() {
         context.out.json_line(&as_json(&outcome))?;
@@ -300,7 +303,10 @@ pub(super) struct ReplayArgs {
     terms: TermArgs,
 }
 
-pub(super) async fn replay(args: &ReplayArgs, book: &Book, context: &Context) -> anyhow::Result<ExitCode> {
+pub(super) async fn replay(args: &ReplayArgs, context: &Context) -> anyhow::Result<ExitCode> {
+    // A mistake in what was given is told before the log is read.
+    let tried = tried(args, context)?;
+    let book = super::book_with_log(context).await?;
     let since = args.since.map_or(i64::MIN, |since| (context.env.clock.wall() - since).as_seconds());
     let read = context.look(async |_| book.events(since, EVENTS_MAX).await).await;
     let (events, strange) = read.map_err(misuse_if_invalid).context("read the log")?;
@@ -348,9 +354,12 @@ pub(super) async fn replay(args: &ReplayArgs, book: &Book, context: &Context) ->
         out.say(|| json!({ "wrong": what }), || format!("wrong: {}", one_line(what)))?;
     }
     // What cannot be tried does not hide what was found.
-    let tried = retry(args, &trace, context).unwrap_or_else(|error| {
-        tracing::warn!(error = format!("{error:#}"), "the policy cannot be tried on this log");
-        None
+    let tried = tried.filter(|_| !trace.is_empty()).and_then(|(policy, terms)| {
+        retry(&policy, terms, &trace)
+            .inspect_err(
+                |error| tracing::warn!(error = %error.chain(), "the policy cannot be tried on this log"),
+            )
+            .ok()
     });
     if out.is_json() {
         out.json_line(&json!({
@@ -370,16 +379,17 @@ pub(super) async fn replay(args: &ReplayArgs, book: &Book, context: &Context) ->
     Ok(if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(FAILED) })
 }
 
-/// What the policy would have done; none if there is nothing to try, or nobody set one.
-fn retry(args: &ReplayArgs, trace: &[Demand], context: &Context) -> anyhow::Result<Option<Outcome>> {
+/// The policy that is tried, and where; none if nobody set one.
+fn tried(args: &ReplayArgs, context: &Context) -> anyhow::Result<Option<(Policy, Terms)>> {
+    let terms = args.terms.terms()?;
     let is_set = args.terms.policy.is_some() || context.settings.autoscaler.workers_max.is_some();
-    if trace.is_empty() || !is_set {
-        return Ok(None);
-    }
-    let policy = args.terms.policy(context)?;
-    let mut terms = args.terms.terms()?;
+    Ok(if is_set { Some((args.terms.policy(context)?, terms)) } else { None })
+}
+
+/// What the policy would have done.
+fn retry(policy: &Policy, mut terms: Terms, trace: &[Demand]) -> tenure_backend::Result<Outcome> {
     // A long log is tried in larger steps.
     let span = trace.last().map_or(0, |last| u64::try_from(last.at).unwrap_or(0));
     terms.every = terms.every.max(Duration::from_secs(span / TICKS_LONG));
-    trial::run(&policy, trace, &terms).map(Some).map_err(misuse_if_invalid)
+    trial::run(policy, trace, &terms)
 }
