@@ -14,7 +14,7 @@ const LOCK_SECONDS_MAX: i64 = 86_400;
 /// Nothing counts so far by ones: such a number was written by hand, and the largest of them holds no more.
 const COUNT_MAX: i64 = i64::MAX / 2;
 /// One failure may be the cloud's bad hour; so many in a row are not.
-const FAILURES_ALARM: i64 = 3;
+pub const FAILURES_ALARM: i64 = 3;
 /// DynamoDB keeps items of 400 KB; beyond this one it is time to look.
 const ITEM_BYTES_ALARM: usize = 300_000;
 
@@ -58,7 +58,7 @@ fn action(state: &State, now_epoch: i64, found: &mut Findings) {
         found.wrong("an action is under way and `scalingInProgress` is not true: an old writer may begin a second one");
     }
     if let (Some(up), Some(down)) = (&state.up_action_id, &state.down_action_id) {
-        found.wrong(format!("both {up} and {down} are named: an old writer took the lock while ours was away; the next tick goes on with the later one and collects what is left of the other"));
+        found.wrong(format!("both {up} and {down} are named: an old writer took the lock while ours was away; the next tick goes on with the later one, and collects what is left of the other if that was ours; look yourself after what an old one cordoned or launched"));
     }
     if let Action::Legacy(legacy) = action {
         old_action(state, legacy, now_epoch, found);

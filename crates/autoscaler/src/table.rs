@@ -927,7 +927,7 @@ fn entries(text: &mut String) {
 | `scaleUpSlots` | the slot's number | `p` S: {slot}; `a` N: the attempt, from 0; `fa` N: the fence that authorised it; `sn`, `mk`, `lt` S: subnet, market, the launch template's version; `id` S: the instance, once it is known |
 | `scaleDownNodes` | the instance | `p` S: {node}; `n` S: the node's name; `u` S: its uid, empty if an old writer planned it |
 | `nodeBackoff` | the instance | N: the epoch until which the node is left alone |
-| `interrupts` | the instance | `k` S: {kind}; `at` N: the epoch at which that was told |
+| `interrupts` | the instance | `k` S: {kind}; `at` N: the epoch at which that was told; `s` N: how many actions there had been |
 "
     );
 }
@@ -973,7 +973,7 @@ Four attributes are an M of entries, written like this as plain JSON, which `ten
     "i-0123456789abcdef1": {"p": "DRAINING", "n": "ip-10-0-1-7", "u": "6a1f5c1e-9d0b-4f7e-8a55-0c2d7f4b9e31"}
   },
   "nodeBackoff": {"i-0123456789abcdef2": 1730003600},
-  "interrupts": {"i-0123456789abcdef3": {"k": "spot", "at": 1730000000}}
+  "interrupts": {"i-0123456789abcdef3": {"k": "spot", "at": 1730000000, "s": 7}}
 }
 ```
 "#;

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tenure_autoscaler::check::FAILURES_ALARM;
 use tenure_autoscaler::observation::{Node, tags};
 use tenure_autoscaler::state::{InstanceId, Interrupt};
 use tenure_autoscaler::{Book, Tick};
@@ -20,9 +21,6 @@ const MARGIN: Duration = Duration::from_secs(2);
 /// While a function is frozen its connections die. The clients do not try again by themselves, because a hidden second
 /// try of a change would look like a lost race; a tick may be repeated. Four sides are talked to.
 const TICKS_MAX: u32 = 4;
-/// Actions that failed in a row until a person should look: one may meet a passing want of capacity, and the pauses
-/// after two are over in minutes.
-const FAILED_ACTIONS_ALARM: i64 = 3;
 
 /// An invocation.
 #[derive(Debug, Clone)]
@@ -313,7 +311,7 @@ fn tell(tick: &Tick) {
         warn!(error = failure, "a call failed; the next tick makes it again");
     }
     // Each of these ticks ended well, and what it began did not: nothing else would say so.
-    if let Some(failed_actions @ FAILED_ACTIONS_ALARM..) = tick.state.fail_count {
+    if let Some(failed_actions @ FAILURES_ALARM..) = tick.state.fail_count {
         let last = tick.state.last_failure.as_deref().unwrap_or("the reason is not recorded");
         error!(failed_actions, error = last, "actions fail one after another");
     }

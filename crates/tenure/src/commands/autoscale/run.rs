@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde_json::json;
 use tenure_autoscaler::Tick;
+use tenure_autoscaler::check::FAILURES_ALARM;
+use tenure_autoscaler::table::Name;
 
 use crate::context::Context;
 use crate::failure::{FAILED, misuse_if_invalid};
@@ -76,6 +78,7 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
                     tell(&tick, &context.out)?;
                     context.out.flush()?;
                 }
+                alarm(&tick);
                 before = Some(tick.reasons);
             }
             Err(error) => {
@@ -90,6 +93,15 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Each tick of an action that fails ends well: nothing else would say so.
+fn alarm(tick: &Tick) {
+    let fails = tick.writes.iter().any(|name| matches!(name, Name::FailUp | Name::FailDown));
+    if let Some(failed_actions @ FAILURES_ALARM..) = tick.state.fail_count.filter(|_| fails) {
+        let last = tick.state.last_failure.as_deref().unwrap_or("nothing says why");
+        tracing::error!(failed_actions, error = last, "actions fail one after another");
+    }
 }
 
 pub(super) fn tell(tick: &Tick, out: &Output) -> anyhow::Result<()> {
