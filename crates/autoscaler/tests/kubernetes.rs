@@ -14,9 +14,8 @@ use k8s_openapi::api::core::v1::{
     Namespace, Node as ApiNode, PersistentVolume, PersistentVolumeClaim, Pod as ApiPod, ServiceAccount,
 };
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::{Value, json};
 use tenure_autoscaler::kubernetes::{
     CORDONED_BY, INSTANCE_ID, Kubernetes, PERMISSIONS, RELEASED_BY, STARTUP_TAINT, Settings,
@@ -62,8 +61,7 @@ impl Site {
         });
         let kubeconfig = PathBuf::from(kubeconfig);
         let cluster = connected(&kubeconfig).await;
-        let file = Kubeconfig::read_from(&kubeconfig).unwrap();
-        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+        let config = tenure_backend::kubernetes::config(Some(&kubeconfig), None).await.unwrap();
         let client = Client::try_from(config).unwrap();
         let namespace = format!("autoscaler-{}", &Entropy::system().nonce()[..12]);
         let object: Namespace = from(json!({ "metadata": { "name": namespace } }));

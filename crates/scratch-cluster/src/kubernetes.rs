@@ -16,9 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use kube::Client;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use serde_json::{Value, json};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tokio::task::JoinHandle;
@@ -120,10 +119,7 @@ impl Cluster {
     /// # Errors
     /// If the API server cannot be used.
     pub async fn start(kubeconfig: &Path, cloud: Cloud, exporter: Exporter) -> Result<Self, Failure> {
-        // An error means that somebody has chosen.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let file = Kubeconfig::read_from(kubeconfig)?;
-        let mut config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?;
+        let mut config = tenure_backend::kubernetes::config(Some(kubeconfig), None).await?;
         config.proxy_url = None;
         let client = Client::try_from(config)?;
         let namespace = format!("cluster-{}", &Entropy::system().nonce()[..12]);

@@ -13,9 +13,8 @@ use k8s_openapi::api::core::v1::{
     Container, Namespace, Pod, PodCondition, PodSpec, PodStatus, PodTemplateSpec,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Client, Config};
 use tenure_backend::{Env, Kind};
 use tenure_clock::{Clock, Entropy, SystemClock};
 use tenure_leases::capacity::{Alarm, Census, Count, Kubernetes, Why, Workload};
@@ -45,10 +44,7 @@ impl Cluster {
             )
         });
         let kubeconfig = PathBuf::from(kubeconfig);
-        // As `Kubernetes::connect` does, which comes later here.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let file = Kubeconfig::read_from(&kubeconfig).unwrap();
-        let config = Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.unwrap();
+        let config = tenure_backend::kubernetes::config(Some(&kubeconfig), None).await.unwrap();
         let client = Client::try_from(config).unwrap();
         let namespace = format!("capacity-{}", &Entropy::system().nonce()[..12]);
         let object = Namespace { metadata: named(&namespace), ..Namespace::default() };
