@@ -113,12 +113,24 @@ impl Book {
     /// Events since then, oldest first, so many at most, and what is there and is no event.
     ///
     /// # Errors
-    /// `Invalid` if no log is kept; else as the store's.
+    /// `Invalid` if no log is kept, or there are more; else as the store's.
     pub async fn events(&self, since_epoch: i64, most: usize) -> Result<(Vec<Event>, Vec<Error>)> {
+        self.events_if(most, |event| event.epoch >= since_epoch).await
+    }
+
+    /// As [`Book::events`], of those that are wanted.
+    ///
+    /// # Errors
+    /// As [`Book::events`].
+    pub async fn events_if(
+        &self,
+        most: usize,
+        wanted: impl Fn(&Event) -> bool,
+    ) -> Result<(Vec<Event>, Vec<Error>)> {
         let Some(logs) = &self.places.logs_table else {
             return Err(Error::invalid("no table of events is configured, so there is no log"));
         };
-        let (mut events, mut strange) = (Vec::new(), Vec::new());
+        let (mut events, mut strange, mut anew) = (Vec::new(), Vec::new(), false);
         let mut page = Page { limit: Page::LIMIT_MAX, after: None };
         // Page by page: what is older is not kept, however much there is of it.
         loop {
@@ -126,8 +138,9 @@ impl Book {
             let listing = self.store.query(self.by(), logs, &query).await;
             let listing = listing.map_err(|error| error.during("read the log"))?;
             for item in &listing.items {
+                anew |= Event::is_beside(item);
                 match Event::read(item) {
-                    Ok(event) if event.epoch >= since_epoch => events.push(event),
+                    Ok(event) if wanted(&event) => events.push(event),
                     Ok(_) => {}
                     Err(error) => strange.push(error),
                 }
@@ -139,6 +152,10 @@ impl Book {
             }
             page.after = listing.next;
             if page.after.is_none() {
+                // The item was lost, and its numbers began again.
+                if anew {
+                    events.sort_by_key(|event| event.epoch);
+                }
                 return Ok((events, strange));
             }
         }

@@ -45,6 +45,8 @@ pub struct Ending {
     pub failure: Option<String>,
     /// Nodes that are left alone until an epoch second.
     pub backoff: BTreeMap<InstanceId, i64>,
+    /// Interruptions that are answered: their instances are gone, or others have joined for them.
+    pub answered: BTreeSet<InstanceId>,
 }
 
 /// One change of the state item.
@@ -512,12 +514,7 @@ fn adopt_down(
 }
 
 fn finish(state: &mut State, ending: &Ending, stamp: &Stamp) {
-    // What was told before a scale-up of ours began was answered by it, once that has succeeded.
-    let ours = state.up_slots.iter().flatten().any(|(_, slot)| !slot.place.subnet.is_empty());
-    if ours && ending.failure.is_none() {
-        let seq = state.action_seq();
-        state.interrupts.get_or_insert_default().retain(|_, interrupt| interrupt.seq >= seq);
-    }
+    state.interrupts.get_or_insert_default().retain(|id, _| !ending.answered.contains(id));
     let now = stamp.epoch();
     let backoff = state.node_backoff.get_or_insert_default();
     backoff.retain(|_, until| *until > now);

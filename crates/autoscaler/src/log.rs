@@ -181,6 +181,12 @@ impl Event {
         self.write_as(format!("{:020}-{}", self.rev, self.epoch), table, expires_epoch)
     }
 
+    /// Whether an item was stored beside another of its number.
+    #[must_use]
+    pub fn is_beside(item: &Item) -> bool {
+        item.text("sk").is_some_and(|key| key.contains('-'))
+    }
+
     fn write_as(&self, key: String, table: &str, expires_epoch: i64) -> Write {
         let mut item = Item::new()
             .with("pk", CLUSTER)

@@ -11,13 +11,13 @@ pub mod explain;
 mod garbage;
 mod up;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use md5::{Digest, Md5};
 use tenure_planted as planted;
 
 use crate::change::{Change, Stamp};
-use crate::observation::{Answer, CordonMark, LaunchOrder, Observation, tags};
+use crate::observation::{Answer, CordonMark, Instance, LaunchOrder, Observation};
 use crate::policy::{Policy, millis, seconds};
 use crate::state::{ADOPTED_MAX, Action, ActionId, InstanceId, Legacy, Slot, SlotPhase, State, Up, UpPhase};
 use crate::table::LEGACY_OVER_SECONDS;
@@ -444,16 +444,15 @@ impl Course<'_> {
         }
     }
 
-    /// Whether an instance is tagged as the cluster's, as far as that can be had: rights to end instances may go by
-    /// the tag, and an old writer's has none.
-    fn enlisted(&mut self, id: &InstanceId) -> bool {
-        let enlists = Effect::Enlist(id.clone());
-        let tagged = self.observation.instance(id).is_none_or(|seen| seen.tag(tags::CLUSTER).is_some());
-        if tagged || self.answered(&Answer::Enlisted(id.clone())) || self.failed(&enlists) {
-            return true;
-        }
-        self.call(enlists);
-        false
+    /// Interruptions that need no worker any more: their instances are gone; and of those that the action had seen
+    /// when it began, the oldest, one for each worker that joined.
+    fn answered_interrupts(&self, joined: usize) -> BTreeSet<InstanceId> {
+        let is_live = |id: &InstanceId| self.observation.instance(id).is_some_and(Instance::is_live);
+        let (live, gone): (Vec<_>, Vec<_>) = self.state.interrupted().partition(|(id, _)| is_live(id));
+        let mut seen: Vec<_> =
+            live.into_iter().filter(|(_, interrupt)| interrupt.seq != self.state.action_seq()).collect();
+        seen.sort_by_key(|(_, interrupt)| interrupt.at);
+        gone.into_iter().chain(seen.into_iter().take(joined)).map(|(id, _)| id.clone()).collect()
     }
 
     /// Why an instance may not be ended, as the cloud answered in this tick.

@@ -138,7 +138,9 @@ impl Repair {
 
     /// Nobody counted further than there were seconds, so whatever was counted before lies below.
     fn recount(&mut self, name: &'static str, now_epoch: i64) {
-        let why = format!("`{name}` was larger than anything counts to: it goes on from {now_epoch}");
+        let why = format!(
+            "`{name}` was nothing that counts, or larger than anything counts to: it goes on from {now_epoch}"
+        );
         self.set(name, now_epoch, why);
     }
 }

@@ -433,7 +433,7 @@ pub static TABLE: [Row; 32] = [
         edges: &[("REAPING", "REAPED")],
         guards: &[OWN_UP, SLOTS_SEEN],
         ops: &[SLOTS, LEASE],
-        why: "It is gone.",
+        why: "It is gone; or it may not be ended, and is left: to be collected later if it has our tags, else the failure names it.",
     },
     Row {
         name: Name::Keep,

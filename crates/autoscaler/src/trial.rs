@@ -298,7 +298,8 @@ impl<'a> Paper<'a> {
         let struck: Vec<_> = spared.take(demand.interrupts as usize).cloned().collect();
         for instance in struck {
             self.struck.insert(instance.clone(), self.at + NOTICE_SECONDS);
-            let interrupt = Interrupt::told(InterruptKind::Spot, self.epoch());
+            let seq = self.state.action_seq();
+            let interrupt = Interrupt { seq, ..Interrupt::told(InterruptKind::Spot, self.epoch()) };
             self.state.interrupts.get_or_insert_default().insert(instance, interrupt);
         }
     }
@@ -578,6 +579,10 @@ pub fn audit(events: &[Event]) -> (Vec<Recorded>, Vec<String>) {
     let mut wrong = Vec::new();
     let (mut open, mut fence, mut last): (Option<String>, i64, Option<&Event>) = (None, 0, None);
     for event in events {
+        // The item was lost: numbers and fences begin again.
+        if event.event == "migrate" {
+            (open, fence, last) = (None, 0, None);
+        }
         if last.is_some_and(|last| last.rev >= event.rev) {
             wrong.push(format!("revision {} stands twice", event.rev));
         }

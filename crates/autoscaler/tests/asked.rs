@@ -6,6 +6,7 @@ use tenure_autoscaler::change::Change;
 use tenure_autoscaler::machine::explain::Said;
 use tenure_autoscaler::observation::{PodOwner, tags};
 use tenure_autoscaler::testing::{Gate, World, at_once};
+use tenure_autoscaler::trial::audit;
 use tenure_autoscaler::{Adopted, Drain, Effect, Executor, Planned};
 use tenure_backend::Kind;
 use tenure_store::{Condition, Write};
@@ -216,6 +217,28 @@ fn leftovers_are_collected_in_two_looks_and_not_on_trial() {
     assert_eq!(left.effects, [Effect::Terminate(orphan.clone())]);
     assert!(!world.live().contains(&orphan));
     assert_eq!(now(executor(&world).collect(false)).unwrap().effects, []);
+}
+
+/// Numbers begin again: the log has both, one after the other, and finds nothing wrong with that.
+#[test]
+fn a_lost_item_leaves_its_log_and_the_next_goes_on_in_it() {
+    let world = one_worker();
+    world.add_pods(4);
+    for _ in 0..2 {
+        now(executor(&world).tick()).unwrap();
+        world.advance(Duration::from_secs(60));
+        now(executor(&world).tick()).unwrap();
+        world.lose_item();
+        world.add_pods(4);
+        world.advance(Duration::from_secs(600));
+    }
+    let (events, strange) = now(executor(&world).book().events(i64::MIN, 1000)).unwrap();
+    assert_eq!(strange.len(), 0);
+    let migrated: Vec<_> = events.iter().filter(|event| event.event == "migrate").collect();
+    assert_eq!(migrated.iter().map(|event| event.rev).collect::<Vec<_>>(), [1, 1]);
+    assert!(events.is_sorted_by_key(|event| event.epoch));
+    let (actions, wrong) = audit(&events);
+    assert_eq!((actions.len(), wrong), (2, Vec::new()));
 }
 
 #[test]

@@ -94,42 +94,10 @@ fn an_instance_that_may_not_be_tagged_keeps_nothing_open() {
 }
 
 #[test]
-fn what_the_tag_alone_gives_the_right_to_end_is_tagged_first() {
-    let world = one_worker();
-    world.ends_by_tag();
-    world.add_untagged_instance("i-lame");
-    old_up(&world, 1000, 1, &["i-lame"]);
-    check(
-        world,
-        "
-        0s     a ticks         -> migrate, adopt up
-        600s   a ticks         -> abort, reap, reaped, fail up
-        600s   failed 0
-        600s   ended i-lame
-        ",
-    );
-    let world = World::new(policy());
-    world.ends_by_tag();
-    world.add_worker(1);
-    world.add_untagged_worker(2);
-    world.add_untagged_worker(3);
-    world.measure(Measuring::Fresh, 5);
-    check(
-        world,
-        "
-        0s     a ticks         -> migrate, begin down, cordon, cordon, drain, drain, terminate, terminate, mark done, mark done, complete down
-        0s     failed 0
-        0s     live 1
-        ",
-    );
-}
-
-#[test]
 fn an_old_writers_instance_that_may_not_be_ended_keeps_nothing_open() {
     let world = one_worker();
     world.add_untagged_instance("i-lame");
     world.deny("terminate", "i-lame", i64::MAX);
-    world.deny("tag", "i-lame", i64::MAX);
     old_up(&world, 1000, 1, &["i-lame"]);
     check(
         world.clone(),

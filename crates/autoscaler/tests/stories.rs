@@ -577,6 +577,36 @@ fn an_interruption_is_not_forgotten_by_a_scale_up_that_failed() {
     );
 }
 
+/// Both are told to go, one of their successors joins: one is still missing, and not two.
+#[test]
+fn each_interruption_is_answered_by_a_worker_that_joined() {
+    let world = World::new(policy());
+    world.add_worker(1);
+    world.add_worker(2);
+    world.never_joins(0);
+    check(
+        world.clone(),
+        "
+        0s     a ticks             -> migrate, windows
+        10s    interrupt i-worker1
+        11s    interrupt i-worker2
+        20s    a ticks             -> begin up, record, record
+        80s    a ticks             -> join
+        620s   a ticks             -> abort, reap, reaped, fail up, windows
+        ",
+    );
+    let left: Vec<_> = world.state().interrupted().map(|(id, _)| id.to_string()).collect();
+    assert_eq!(left, ["i-worker2"]);
+    check(
+        world.clone(),
+        "
+        690s   a ticks             -> begin up, record
+        760s   a ticks             -> join, complete up
+        ",
+    );
+    assert_eq!(world.state().interrupted().count(), 0);
+}
+
 #[test]
 fn fewer_than_the_minimum_are_made_up_for_at_once() {
     let world = World::new(policy());

@@ -219,8 +219,7 @@ impl<'a> Invocation<'a> {
                 noted.entry(instance.clone()).or_insert(Noted::Stranger);
                 continue;
             }
-            // When it is stored, not when it was sent: an action that began in between has not seen it, and must not
-            // take it for handled.
+            // When it is stored, not when it was sent: of several the oldest are answered first.
             let interrupt = Interrupt::told(*kind, env.clock.wall().as_seconds());
             let stored = match self.in_time(book.interrupt(instance, interrupt)).await {
                 Ok(()) => Noted::Stored,

@@ -285,7 +285,7 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
     };
     match planned.phase {
         NodePhase::Planned => {
-            if course.enlisted(id) && !course.answered(&Answer::Endable(id.clone())) {
+            if !course.answered(&Answer::Endable(id.clone())) {
                 course.call(Effect::AskEnd(id.clone()));
             }
             if !is_forced(course) {
@@ -379,6 +379,7 @@ fn ending(course: &mut Course<'_>, nodes: &BTreeMap<InstanceId, DownNode>) -> Ch
         .map(|(id, _)| (id.clone(), now + seconds(course.policy.node_backoff)))
         .collect();
     let workers = i64::try_from(course.observation.workers().len()).unwrap_or(i64::MAX);
+    let answered = course.answered_interrupts(0);
     // An old writer's may name none at all. That is no success.
     if given_back.is_empty() && !nodes.is_empty() {
         course.says(format!("{} nodes are gone", nodes.len()));
@@ -387,6 +388,7 @@ fn ending(course: &mut Course<'_>, nodes: &BTreeMap<InstanceId, DownNode>) -> Ch
             next_allowed: now + seconds(course.policy.cooldown),
             failure: None,
             backoff: given_back,
+            answered,
         });
     }
     let failure = match nodes.len() {
@@ -399,5 +401,6 @@ fn ending(course: &mut Course<'_>, nodes: &BTreeMap<InstanceId, DownNode>) -> Ch
         next_allowed: now + pause_after_failure(&course.state),
         failure: Some(failure),
         backoff: given_back,
+        answered,
     })
 }

@@ -80,7 +80,7 @@ pub(super) fn collect(state: &State, observation: &Observation, policy: &Policy,
     }
 }
 
-/// Ours, of an action that has ended, and committed by it: it had joined.
+/// Ours, of an action that has ended, and committed by it: it had joined, or may have.
 fn is_committed(state: &State, instance: &Instance) -> bool {
     instance.origin().is_some_and(|origin| origin.seq <= state.action_seq())
         && instance.tag(tags::COMMITTED).is_some()

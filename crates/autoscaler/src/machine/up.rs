@@ -254,8 +254,7 @@ fn settle(course: &mut Course<'_>, action: &ActionId, matches: &Matches<'_>) {
                         course.says(format!("instance {id} may not be ended, and is left: {why}"));
                         reaped.insert(*number);
                     }
-                    None if course.enlisted(id) => course.terminate(id),
-                    None => {}
+                    None => course.terminate(id),
                 }
             }
             (SlotPhase::Reaping, _) => {
@@ -326,7 +325,8 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
     let kept = slots.values().filter(|slot| slot.phase == SlotPhase::Kept).count();
     let requested = course.state.up_requested.unwrap_or(0);
     let workers = i64::try_from(course.observation.workers().len()).unwrap_or(i64::MAX);
-    let mut ending = Ending { workers, next_allowed: 0, failure: None, backoff: BTreeMap::new() };
+    let answered = course.answered_interrupts(launched_and_joined(slots));
+    let mut ending = Ending { workers, next_allowed: 0, failure: None, backoff: BTreeMap::new(), answered };
     if joined >= requested {
         ending.next_allowed = course.now.epoch() + seconds(course.policy.cooldown);
         course.says(format!("{joined} of {requested} joined"));
@@ -339,7 +339,9 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
     }
     let left = slots.values().filter(|slot| slot.phase == SlotPhase::Reaped);
     let left = left.filter_map(|slot| course.observation.instance(slot.instance.as_ref()?));
-    let left: Vec<_> = left.filter(|instance| instance.is_live()).map(|it| it.id.to_string()).collect();
+    // What has our tags is collected once that is allowed.
+    let left = left.filter(|instance| instance.is_live() && instance.origin().is_none());
+    let left: Vec<_> = left.map(|instance| instance.id.to_string()).collect();
     if !left.is_empty() {
         failure.push_str(&format!(", {} may not be ended: end it by hand", left.join(", ")));
     }
@@ -355,6 +357,12 @@ fn ending(course: &mut Course<'_>, slots: &BTreeMap<u32, Slot>) -> Change {
     course.says(failure.clone());
     ending.failure = Some(failure);
     Change::FailUp(ending)
+}
+
+/// What an old writer launched was not launched for what was told to us.
+fn launched_and_joined(slots: &BTreeMap<u32, Slot>) -> usize {
+    let joined = slots.values().filter(|slot| slot.phase == SlotPhase::Joined);
+    joined.filter(|slot| !slot.place.subnet.is_empty()).count()
 }
 
 pub(super) fn pause_after_failure(state: &State) -> i64 {

@@ -53,7 +53,7 @@ const BRIEF: Scenario = Scenario { for_seed: false, near_calls: 0, ..PLAIN };
 
 impl Scenario {
     /// All of them.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 28] = [
         Self { name: "up: two join", build: up_two, ..PLAIN },
         Self { name: "up: one never joins", every: 150, build: up_one_never_joins, ..PLAIN },
         Self { name: "up: no capacity in the first subnet", build: up_retargeted, for_seed: false, ..PLAIN },
@@ -116,13 +116,6 @@ impl Scenario {
             ..BRIEF
         },
         Self { name: "down: workers without our tags", build: down_untagged, ..BRIEF },
-        Self { name: "down: the tag gives the right to end it", build: down_by_tag, ..BRIEF },
-        Self {
-            name: "adopted: the tag gives the right to end it",
-            build: adopt_by_tag,
-            for_seed: false,
-            ..BRIEF
-        },
         Self { name: "down: ending one is denied for a while", every: 60, build: down_denied, ..BRIEF },
         Self {
             name: "down: a node loses its match in mid-drain",
@@ -308,18 +301,6 @@ fn down_untagged() -> World {
         world.add_pod_on(&format!("worker-{number}"), PodOwner::Controller);
     }
     world.measure(Measuring::Fresh, 5);
-    world
-}
-
-fn down_by_tag() -> World {
-    let world = down_untagged();
-    world.ends_by_tag();
-    world
-}
-
-fn adopt_by_tag() -> World {
-    let world = adopt_up_serving();
-    world.ends_by_tag();
     world
 }
 

@@ -84,7 +84,6 @@ struct Inner {
     cordoned_by_old: BTreeSet<String>,
     hidden_loads: BTreeSet<String>,
     denied: BTreeMap<(&'static str, String), i64>,
-    ends_by_tag: bool,
     purged: BTreeSet<InstanceId>,
     /// Until when pods are still bound to a node that vanished.
     vanished: BTreeMap<String, i64>,
@@ -141,7 +140,6 @@ impl World {
                 cordoned_by_old: BTreeSet::new(),
                 hidden_loads: BTreeSet::new(),
                 denied: BTreeMap::new(),
-                ends_by_tag: false,
                 purged: BTreeSet::new(),
                 vanished: BTreeMap::new(),
                 now: BEGINNING_MS / 1000,
@@ -437,11 +435,6 @@ impl World {
     /// or pod are denied before that epoch second; `end` is what the cloud says when it is asked beforehand.
     pub fn deny(&self, call: &'static str, target: &str, until: i64) {
         self.lock().denied.insert((call, target.to_owned()), until);
-    }
-
-    /// Only instances that are tagged as the cluster's may be ended, as a narrow policy of rights says.
-    pub fn ends_by_tag(&self) {
-        self.lock().ends_by_tag = true;
     }
 
     /// An instance is tagged as another cluster's.
@@ -796,14 +789,6 @@ impl Inner {
     }
 
     fn permits(&self, call: &'static str, target: &str) -> Result<()> {
-        let machine = self.machines.get(&InstanceId::from(target));
-        let untagged = machine.is_some_and(|machine| machine.instance.tag(tags::CLUSTER).is_none());
-        if self.ends_by_tag && untagged && matches!(call, "end" | "terminate") {
-            return Err(Error::new(
-                Kind::Denied,
-                format!("injected: not authorized to {call} {target} without tag"),
-            ));
-        }
         match self.denied.get(&(call, target.to_owned())) {
             Some(until) if self.now < *until => {
                 Err(Error::new(Kind::Denied, format!("injected: not authorized to {call} {target}")))

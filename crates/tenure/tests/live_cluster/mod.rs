@@ -15,11 +15,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tenure_clock::{Clock, Entropy, SystemClock};
-use tenure_scratch_cluster::Fault;
+use tenure_scratch_cluster::{Fault, variable};
 
 use self::record::Phase;
 use self::stage::{EC2_LATENCY, SECRET, Stage, WEB, WEB_COUNT, WORKERS_MAX, WORKERS_MIN};
-use crate::site::ran;
+use crate::site::{Site, ran};
 
 /// Kills, and with `TENURE_LONG=1`.
 const KILLS: u32 = 10;
@@ -367,4 +367,24 @@ async fn check_what_people_ask(stage: &Stage) {
 
     let (after, _) = stage.record.machines().await.expect("the servers answer");
     assert_eq!(after.len(), instances.len(), "nobody came, nobody went");
+}
+
+/// A role is asked for over HTTP before the first call to the store is made.
+#[test]
+fn a_profile_that_takes_a_role_reaches_the_store() {
+    let site = Site::new();
+    let config = "[profile base]\naws_access_key_id = base\naws_secret_access_key = secret\n\
+                  [profile deep]\nregion = us-east-1\nsource_profile = base\n\
+                  role_arn = arn:aws:iam::123456789012:role/deep\n";
+    site.write("config", config);
+    let endpoint = variable("TENURE_TEST_DYNAMODB_LOCAL");
+    let mut command = site.command("store describe none --store");
+    command.arg(format!("dynamodb:?profile=deep&endpoint={endpoint}"));
+    command.env("AWS_CONFIG_FILE", site.path("config"));
+    command.env("AWS_ENDPOINT_URL_STS", variable("TENURE_TEST_MOTO"));
+    for name in ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"] {
+        command.env_remove(name);
+    }
+    let ran = ran(command);
+    assert!(ran.stderr.contains("`none` does not exist"), "{ran:?}");
 }

@@ -7,7 +7,6 @@ use serde_json::json;
 use tenure_autoscaler::Book;
 use tenure_autoscaler::log::Event;
 use tenure_autoscaler::state::{Action, State};
-use tenure_backend::{Error, Kind};
 use tenure_clock::WallTime;
 
 use crate::context::Context;
@@ -16,8 +15,6 @@ use crate::output::one_line;
 
 /// Most events that are read.
 const EVENTS_MAX: usize = 100_000;
-/// By how much the clocks of two executors may differ, at the very most.
-const CLOCKS_APART_SECONDS: i64 = 3600;
 /// What the writes begin with that end an action.
 const ENDS: [&str; 3] = ["complete", "fail", "clear"];
 
@@ -122,13 +119,9 @@ async fn action(id: Option<&str>, book: &Book, context: &Context) -> anyhow::Res
             return Err(misuse("nothing is under way: give the id of an action, as `log` shows them"));
         }
     };
-    let since = since(id, context.env.clock.wall().as_seconds());
-    let read = context.look(async |_| book.events(since, EVENTS_MAX).await).await;
-    let (events, _) = read.map_err(|error| too_many(error, id, context)).context("read the log")?;
-    let of_it: Vec<&Event> = events
-        .iter()
-        .filter(|event| event.action.as_ref().is_some_and(|action| action.as_str() == id))
-        .collect();
+    let is_its = |event: &Event| event.action.as_ref().is_some_and(|action| action.as_str() == id);
+    let read = context.look(async |_| book.events_if(EVENTS_MAX, is_its).await).await;
+    let (of_it, _) = read.map_err(misuse_if_invalid).context("read the log")?;
     let is_current = current.as_deref() == Some(id);
     if of_it.is_empty() && !is_current {
         return Err(misuse(format!(
@@ -137,7 +130,7 @@ async fn action(id: Option<&str>, book: &Book, context: &Context) -> anyhow::Res
     }
     let parts = if is_current { parts(&state) } else { Vec::new() };
     if context.out.is_json() {
-        let events: Vec<_> = of_it.iter().map(|event| super::log::as_json(event)).collect();
+        let events: Vec<_> = of_it.iter().map(super::log::as_json).collect();
         context.out.json_line(&json!({
             "kind": "action",
             "name": id,
@@ -173,25 +166,6 @@ async fn action(id: Option<&str>, book: &Book, context: &Context) -> anyhow::Res
     Ok(ExitCode::SUCCESS)
 }
 
-/// From when on an action's events are: ids hold the epoch at which it began. Of one that holds none, ever.
-fn since(id: &str, now_epoch: i64) -> i64 {
-    let digits = id.strip_prefix("sd-").unwrap_or(id).split('-').next().unwrap_or_default();
-    let began = digits.parse::<i64>().ok().filter(|epoch| *epoch > 0);
-    began.map_or(i64::MIN, |epoch| epoch.min(now_epoch) - CLOCKS_APART_SECONDS)
-}
-
-/// There is no shorter time to ask for.
-fn too_many(error: Error, id: &str, context: &Context) -> anyhow::Error {
-    if error.kind() != Kind::Invalid {
-        return error.into();
-    }
-    let table = &context.settings.autoscaler.logs_table;
-    misuse(format!(
-        "more than {EVENTS_MAX} events were logged since `{id}` began: `tenure store scan {table} --json` shows them \
-         all, each with its actionId"
-    ))
-}
-
 /// Slots or nodes of what is under way, each with its phase.
 fn parts(state: &State) -> Vec<(String, &'static str)> {
     match state.action() {
@@ -214,21 +188,5 @@ fn parts(state: &State) -> Vec<(String, &'static str)> {
             .map(|(id, node)| (format!("node {} ({id})", node.node), node.phase.name()))
             .collect(),
         Some(Action::Legacy(_)) | None => Vec::new(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_says_from_when_on_its_events_are() {
-        let now = 1_800_000_000;
-        assert_eq!(since("1730000300-host-1-7", now), 1_730_000_300 - 3600);
-        assert_eq!(since("sd-1730000900-req", now), 1_730_000_900 - 3600);
-        assert_eq!(since("1900000000-ahead-1", now), now - 3600);
-        for id in ["up-1", "mine", "", "-5", "99999999999999999999-x"] {
-            assert_eq!(since(id, now), i64::MIN, "{id}");
-        }
     }
 }
