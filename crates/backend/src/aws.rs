@@ -3,7 +3,6 @@
 //! The SDK's own client would bring a second cryptography beside the one that Postgres, Kubernetes and Prometheus are
 //! spoken to with: a slow build, and a sixth of a small program. This one is the SDK's in everything else.
 
-use aws_config::default_provider::region::DefaultRegionChain;
 use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::provider_config::ProviderConfig;
 use aws_config::{BehaviorVersion, ConfigLoader, Region};
@@ -43,7 +42,7 @@ pub async fn config(region: Option<&str>, profile: Option<&str>) -> SdkConfig {
         // It knows nothing of the loader: a role or a single sign-on is asked for over HTTP, in a region.
         let region = match region {
             Some(region) => Some(region),
-            None => DefaultRegionChain::builder().profile_name(profile).build().region().await,
+            None => Box::pin(self::loader().profile_name(profile).load()).await.region().cloned(),
         };
         let means = ProviderConfig::without_region().with_region(region).with_http_client(client());
         let credentials =
