@@ -103,7 +103,7 @@ proptest! {
 #[test]
 fn seed_the_corpus() {
     let corpus = Path::new("fuzz/corpus/pgoutput");
-    std::fs::create_dir_all(&corpus).unwrap();
+    std::fs::create_dir_all(corpus).unwrap();
     for golden in golden::all() {
         let mut input = Vec::new();
         // Enough for every kind of message; long values teach a fuzzer nothing.
