@@ -66,7 +66,7 @@ enum Chore {
         /// Default features and Postgres only: no Java, no Node, no AWS SDK.
         #[arg(long)]
         embedded: bool,
-        /// Sets TENURE_LONG=1: tests raise their iteration counts.
+        /// Sets TENURE_LONG=1: tests raise their iteration counts. Also packages the Lambda.
         #[arg(long)]
         long: bool,
         /// Passed to `cargo nextest run`; doc tests are left out then.
