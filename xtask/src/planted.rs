@@ -256,6 +256,8 @@ const fn bug(name: &'static str, breaks: &'static str) -> Bug {
 struct Layer {
     name: &'static str,
     program: PathBuf,
+    /// Where it runs: its package's, as under cargo.
+    folder: PathBuf,
     arguments: Vec<OsString>,
 }
 
@@ -365,6 +367,7 @@ fn fails(layer: &Layer, bug: Option<&Bug>) -> Result<Option<String>> {
     let mut command = Command::new("timeout");
     command.arg("--kill-after=5").arg(LAYER_TIMEOUT.as_secs().to_string());
     command.arg(&layer.program).args(&layer.arguments).env("RUST_BACKTRACE", "0");
+    command.current_dir(&layer.folder);
     // What fails on purpose is no regression to be remembered.
     command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
     match bug {
@@ -460,19 +463,23 @@ fn build(cache: &Cache, scenario: Scenario) -> Result<Vec<Layer>> {
     })
 }
 
-fn layer(
-    name: &'static str,
-    found: &[(String, PathBuf)],
-    program: &str,
-    arguments: &[&str],
-) -> Result<Layer> {
-    let found = found.iter().find(|(target, _)| target == program);
-    let program = found.with_context(|| format!("cargo built no `{program}`"))?.1.clone();
-    Ok(Layer { name, program, arguments: arguments.iter().map(OsString::from).collect() })
+fn layer(name: &'static str, built: &[Built], program: &str, arguments: &[&str]) -> Result<Layer> {
+    let found = built.iter().find(|built| built.target == program);
+    let Built { program, folder, .. } = found.with_context(|| format!("cargo built no `{program}`"))?.clone();
+    Ok(Layer { name, program, folder, arguments: arguments.iter().map(OsString::from).collect() })
 }
 
-/// Builds, and says where the programs are, by the name of their target.
-fn executables(target: &Path, arguments: &[&str]) -> Result<Vec<(String, PathBuf)>> {
+/// A program that cargo built.
+#[derive(Debug, Clone, PartialEq)]
+struct Built {
+    target: String,
+    program: PathBuf,
+    /// Its package's.
+    folder: PathBuf,
+}
+
+/// Builds, and says where the programs are.
+fn executables(target: &Path, arguments: &[&str]) -> Result<Vec<Built>> {
     let command = || {
         let mut command = cargo([]);
         command.args(arguments);
@@ -493,11 +500,14 @@ fn executables(target: &Path, arguments: &[&str]) -> Result<Vec<(String, PathBuf
     Ok(artifacts(&String::from_utf8_lossy(&output.stdout)))
 }
 
-fn artifacts(messages: &str) -> Vec<(String, PathBuf)> {
+fn artifacts(messages: &str) -> Vec<Built> {
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let artifact = |message: Value| {
-        let program = message["executable"].as_str()?;
-        Some((message["target"]["name"].as_str()?.to_owned(), PathBuf::from(program)))
+        Some(Built {
+            target: message["target"]["name"].as_str()?.to_owned(),
+            program: message["executable"].as_str()?.into(),
+            folder: Path::new(message["manifest_path"].as_str()?).parent()?.to_owned(),
+        })
     };
     messages.filter_map(artifact).collect()
 }
@@ -597,6 +607,7 @@ mod tests {
         let layer = |name, script: &str| Layer {
             name,
             program: "sh".into(),
+            folder: "/".into(),
             arguments: vec!["-c".into(), script.into()],
         };
         let layers = [
@@ -632,10 +643,11 @@ mod tests {
         let messages = concat!(
             r#"{"reason":"compiler-artifact","target":{"name":"dep"},"executable":null}"#,
             "\n",
-            r#"{"reason":"compiler-artifact","target":{"name":"main"},"executable":"/t/main-1"}"#,
+            r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"name":"main"},"executable":"/t/main-1"}"#,
             "\n",
             r#"{"reason":"build-finished","success":true}"#,
         );
-        assert_eq!(artifacts(messages), [("main".to_owned(), PathBuf::from("/t/main-1"))]);
+        let main = Built { target: "main".to_owned(), program: "/t/main-1".into(), folder: "/w/a".into() };
+        assert_eq!(artifacts(messages), [main]);
     }
 }
