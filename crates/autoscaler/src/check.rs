@@ -107,7 +107,7 @@ fn failures(state: &State, found: &mut Findings) {
     let why = state.last_failure.as_deref().unwrap_or("nothing says why");
     if failures >= FAILURES_ALARM {
         found.wrong(format!(
-            "the last {failures} actions failed, and so will the next: put right what the last one says: {why}"
+            "the last {failures} actions failed, each with a longer pause after it: put right what the last one says: {why}"
         ));
     } else {
         found.note(format!(

@@ -1,7 +1,7 @@
 //! AWS, whichever of its services is called: who we are, where it is, and how it is spoken to.
 //!
 //! The SDK's own client would bring a second cryptography beside the one that Postgres, Kubernetes and Prometheus are
-//! spoken to with: a slow build, and a sixth of a small program. This one is the SDK's in everything else.
+//! spoken to with: a slow build, and a larger program. This one is the SDK's in everything else.
 
 use aws_config::profile::ProfileFileCredentialsProvider;
 use aws_config::provider_config::ProviderConfig;

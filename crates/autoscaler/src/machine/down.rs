@@ -294,10 +294,7 @@ fn act(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, planned: &Do
         }
         NodePhase::Cordoning if !is_cordoned(node, action, planned) => cordon(course, action, node),
         NodePhase::Draining if !node.unschedulable => cordon(course, action, node),
-        NodePhase::Draining if !sight.pods.is_empty() => {
-            let manner = if is_forced(course) { Manner::Force } else { Manner::Evict };
-            ask(course, sight, manner);
-        }
+        NodePhase::Draining if !sight.pods.is_empty() => evict(course, sight),
         NodePhase::Draining if !Rule::IntentBeforeEffect.kept() => course.terminate(id),
         _ => {}
     }
@@ -318,9 +315,13 @@ fn end(course: &mut Course<'_>, action: &ActionId, id: &InstanceId, sight: &Sigh
     } else if sight.pods.is_empty() {
         course.terminate(id);
     } else {
-        let manner = if is_forced(course) { Manner::Force } else { Manner::Evict };
-        ask(course, sight, manner);
+        evict(course, sight);
     }
+}
+
+fn evict(course: &mut Course<'_>, sight: &Sight<'_>) {
+    let manner = if is_forced(course) { Manner::Force } else { Manner::Evict };
+    ask(course, sight, manner);
 }
 
 fn release(course: &mut Course<'_>, action: &ActionId, planned: &DownNode, sight: &Sight<'_>) {
