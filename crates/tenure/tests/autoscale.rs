@@ -283,3 +283,12 @@ fn a_run_is_asked_once_or_how_often() {
         assert!(refused.stderr.contains("--once") && refused.stderr.contains("--loop"), "{refused:?}");
     }
 }
+
+#[cfg(not(feature = "autoscaler"))]
+#[test]
+fn what_this_build_cannot_do_says_which_one_can() {
+    let site = Site::new();
+    for line in ["run --loop 15s", "plan --json", "drain a --dry-run", "gc", "adopt i-0", "explain node a"] {
+        site.run(&format!("autoscale {line}")).expect(2).says(&["knows neither EC2", "--features full"]);
+    }
+}

@@ -52,6 +52,10 @@ Examples:
         /// NAMESPACE/NAME, or a name that one pod has
         name: String,
     },
+    /// What this build cannot do
+    #[cfg(not(feature = "autoscaler"))]
+    #[command(name = "node", alias = "pod", hide = true)]
+    Absent(super::Absent),
     /// What an action did so far, and what it waits for
     #[command(after_help = "\
 Examples:
@@ -85,6 +89,8 @@ pub(super) async fn run(args: &Args, context: &Context) -> anyhow::Result<ExitCo
             })?;
             tell("pod", name, &told, context)
         }
+        #[cfg(not(feature = "autoscaler"))]
+        Subject::Absent(_) => Err(super::absent()),
         Subject::Action { id } => action(id.as_deref(), &super::book_with_log(context).await?, context).await,
     }
 }

@@ -83,6 +83,10 @@ Examples:
     /// Make an instance one of the cluster, by its tag
     #[cfg(feature = "autoscaler")]
     Adopt(upkeep::AdoptArgs),
+    /// What this build cannot do
+    #[cfg(not(feature = "autoscaler"))]
+    #[command(name = "run", aliases = ["plan", "drain", "gc", "adopt"], hide = true)]
+    Absent(Absent),
     /// Look at the state item
     State(state::Args),
     /// Let nothing new begin; what is under way is finished
@@ -180,6 +184,8 @@ impl Args {
             Verb::Gc(args) => args.dry_run,
             #[cfg(feature = "autoscaler")]
             Verb::Run(_) | Verb::Adopt(_) => false,
+            #[cfg(not(feature = "autoscaler"))]
+            Verb::Absent(_) => true,
             Verb::Pause | Verb::Resume | Verb::Interrupt { .. } => false,
         }
     }
@@ -201,6 +207,8 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         Verb::Gc(args) => Box::pin(upkeep::gc(&args, context)).await,
         #[cfg(feature = "autoscaler")]
         Verb::Adopt(args) => Box::pin(upkeep::adopt(&args, context)).await,
+        #[cfg(not(feature = "autoscaler"))]
+        Verb::Absent(_) => Err(absent()),
         Verb::Simulate(args) => trial::simulate(&args, context),
         Verb::Replay(args) => trial::replay(&args, context).await,
         Verb::State(args) => state::run(&args, &book().await?, context).await,
@@ -209,6 +217,22 @@ pub(crate) async fn run(args: Args, context: &Context) -> anyhow::Result<ExitCod
         Verb::Resume => pause(false, &book().await?, context).await,
         Verb::Log(args) => log::run(&args, &book_with_log(context).await?, context).await,
     }
+}
+
+/// Whatever was asked of a command that this build lacks.
+#[cfg(not(feature = "autoscaler"))]
+#[derive(clap::Args)]
+struct Absent {
+    #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<String>,
+}
+
+#[cfg(not(feature = "autoscaler"))]
+fn absent() -> anyhow::Error {
+    misuse(
+        "this build knows neither EC2, nor Kubernetes, nor Prometheus: install one that does with `cargo install --path \
+         crates/tenure --features full`",
+    )
 }
 
 /// The book that the settings name, if the table of its state is there. An autoscaler that keeps no log has no other.
